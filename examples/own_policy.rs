@@ -1,4 +1,4 @@
-//! An eviction policy of one's own, run in a replay against lru: CLOCK, which keeps experts in the order of their arrival
+//! An eviction policy of one's own, run in a replay against lru: CLOCK, which keeps experts in order of arrival
 //! and gives each one that was used since a second chance. `cargo run --release -p larder-lab --example own_policy`
 
 use std::collections::VecDeque;

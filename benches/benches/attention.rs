@@ -1,5 +1,5 @@
-//! How long attention over a KV cache takes, in microseconds per layer and in GB of keys and values per second, for decode and
-//! for prefill, by number format and positions per page.
+//! How long attention over a KV cache takes, in microseconds per layer and in GB of keys and values per second, for
+//! decode and for prefill, by number format and positions per page.
 //!
 //! `cargo bench -p larder-benches --bench attention -- [THREADS]`
 

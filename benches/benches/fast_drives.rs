@@ -1,10 +1,10 @@
-//! What the cache itself allows on drives that are faster than this machine's: a layer's experts, read at 7 and 14 GB/s and
-//! without a limit, checked by 1 to 16 threads.
+//! What the cache itself allows on drives that are faster than this machine's: a layer's experts, read at 7 and 14 GB/s
+//! and without a limit, checked by 1 to 16 threads.
 //!
-//! `cargo bench -p larder-benches --bench fast_drives` reads nothing: the reader completes each read when a drive of that
-//! rate would have, and the slots hold the bytes already, as after a transfer that takes no processor. No expert is
-//! computed. What is measured is all else on an expert's way: the ledger, the reader's interface, the window, the checks.
-//! A drive's transfers also take memory bandwidth, which is not in it.
+//! `cargo bench -p larder-benches --bench fast_drives` reads nothing: the reader completes each read when a drive of
+//! that rate would have, and the slots hold the bytes already, as after a transfer that takes no processor. No expert
+//! is computed. What is measured is all else on an expert's way: the ledger, the reader's interface, the window, the
+//! checks. A drive's transfers also take memory bandwidth, which is not in it.
 
 use std::collections::VecDeque;
 use std::error::Error;

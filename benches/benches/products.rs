@@ -1,5 +1,5 @@
-//! Products with one expert matrix of OLMoE's shape, for one token and for a chunk of a prompt, in every format and both
-//! orders of bytes, on one thread and from cache. For rates beside those of memory, see `rates`.
+//! Products with one expert matrix of OLMoE's shape, for one token and for a chunk of a prompt, in every format and
+//! both orders of bytes, on one thread and from cache. For rates beside those of memory, see `rates`.
 //!
 //! `cargo bench -p larder-benches --bench products`
 

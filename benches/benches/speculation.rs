@@ -1,10 +1,10 @@
-//! Decoding an answer that is given, with and without draft tokens: the speed on real text whatever the model's weights are.
-//! Compares the bits of all logits, too.
+//! Decoding an answer that is given, with and without draft tokens: the speed on real text whatever the model's weights
+//! are. Compares the bits of all logits, too.
 //!
 //!     cargo bench -p larder-benches --bench speculation -- STORE PROMPT ANSWER [ROUNDS [EXPERTS [DRAFT]]]
 //!
-//! PROMPT and ANSWER are text files. The modes run in turns; all experts are in memory, or EXPERTS per layer if that is not 0.
-//! DRAFT is the store of a draft model.
+//! PROMPT and ANSWER are text files. The modes run in turns; all experts are in memory, or EXPERTS per layer if that is
+//! not 0. DRAFT is the store of a draft model.
 
 use std::error::Error;
 use std::fs;

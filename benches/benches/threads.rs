@@ -1,5 +1,5 @@
-//! What a prompt and decoding gain from more threads than this machine has: what each thread would do is recorded on one, divided as for
-//! some number of threads, and simulated with that many.
+//! What a prompt and decoding gain from more threads than this machine has: what each thread would do is recorded on
+//! one, divided as for some number of threads, and simulated with that many.
 //!
 //!     cargo bench -p larder-benches --bench threads -- STORE [PROMPT [TOKENS]]
 //!

@@ -1,5 +1,5 @@
-//! Names the commit that larder is built from, for reports: `LARDER_COMMIT` of the environment or, in a clone, git's. A build
-//! from an archive, or without git, names none. With target and features it is what `larder --version` prints.
+//! Names the commit that larder is built from, for reports: `LARDER_COMMIT` of the environment or, in a clone, git's. A
+//! build from an archive, or without git, names none. With target and features it is what `larder --version` prints.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,6 +1,6 @@
-//! What one token of the demo model costs, counted: reads, bytes, evictions, allocations, fork-joins, wake-ups of the thread pool
-//! and, where that can be counted, instructions; and the page faults of a prompt. Deterministic counters notice what the noise of a
-//! shared machine hides from a measurement of time.
+//! What one token of the demo model costs, counted: reads, bytes, evictions, allocations, fork-joins, wake-ups of the
+//! thread pool and, where that can be counted, instructions; and the page faults of a prompt. Deterministic counters
+//! notice what the noise of a shared machine hides from a measurement of time.
 //!
 //! Each counter has a recorded value and a tolerance. After a change that moves one on purpose, the failing test prints
 //! the line to paste into `RECORDED`.
@@ -16,10 +16,10 @@ use crate::support::command;
 const SHORT: usize = 32;
 const LONG: usize = 96;
 
-/// Counter, value per generated token, relative tolerance. Experts that arrive together are computed together, so allocations
-/// and instructions depend a little on when reads complete.
-/// Instructions were counted with callgrind (`scripts/check/instructions.sh`); no machine with a hardware counter has
-/// confirmed them, so their tolerance is wide.
+/// Counter, value per generated token, relative tolerance. Experts that arrive together are computed together, so
+/// allocations and instructions depend a little on when reads complete. Instructions were counted with callgrind
+/// (`scripts/check/instructions.sh`); no machine with a hardware counter has confirmed them, so their tolerance is
+/// wide.
 const RECORDED: &[(&str, f64, f64)] = &[
     ("expert reads", 19.703125, 0.0),
     ("bytes read", 1614080.0, 0.0),
@@ -28,8 +28,8 @@ const RECORDED: &[(&str, f64, f64)] = &[
     ("instructions, avx2", 4436285.0, 0.05),
 ];
 
-/// Fork-joins per token with two threads: few of experts that arrive together, and most of experts whose halves arrive one by
-/// one, each with a check and a computation of its own. There were 52 to 97.
+/// Fork-joins per token with two threads: few of experts that arrive together, and most of experts whose halves arrive
+/// one by one, each with a check and a computation of its own. There were 52 to 97.
 const FORK_JOINS: RangeInclusive<f64> = 38.0..=116.0;
 
 /// The most allocations per token, and the most more for each expert that is read.

@@ -40,8 +40,8 @@ impl Instructions {
             flags: INHERIT | EXCLUDE_KERNEL | EXCLUDE_HYPERVISOR,
             rest: [0; 2],
         };
-        // SAFETY: the kernel reads `size` bytes of the attributes, which live until the call returns; the other arguments
-        // are numbers: this process, any processor, no group, closed on exec.
+        // SAFETY: the kernel reads `size` bytes of the attributes, which live until the call returns; the other
+        // arguments are numbers: this process, any processor, no group, closed on exec.
         let file = unsafe { libc::syscall(libc::SYS_perf_event_open, &raw const attributes, 0, -1, -1, 8) };
         // SAFETY: a descriptor that the kernel has just given to nothing else.
         (file >= 0).then(|| Instructions(unsafe { File::from_raw_fd(file as i32) }))

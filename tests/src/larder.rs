@@ -1,5 +1,6 @@
-//! The `larder` command, for the tests to start. With `LARDER_COUNT_FROM` it counts allocations of at least that size in bytes, and
-//! with `LARDER_COUNT_INSTRUCTIONS` the instructions of the whole process, and prints the counts at the end.
+//! The `larder` command, for the tests to start. With `LARDER_COUNT_FROM` it counts allocations of at least that size
+//! in bytes, and with `LARDER_COUNT_INSTRUCTIONS` the instructions of the whole process, and prints the counts at the
+//! end.
 #![allow(unsafe_code)]
 
 mod instructions;

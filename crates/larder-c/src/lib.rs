@@ -1,7 +1,7 @@
 //! The C interface, `liblarder`: each function of `include/larder.h`.
 //!
-//! Options, answers and counts are JSON objects, so that another field changes no function. No panic leaves a function: it becomes an
-//! error like any other.
+//! Options, answers and counts are JSON objects, so that another field changes no function. No panic leaves a function:
+//! it becomes an error like any other.
 
 #![allow(unsafe_code)]
 
@@ -19,8 +19,8 @@ use strings::{guarded, owned, path_of, text_of};
 #[allow(non_camel_case_types)]
 pub struct larder_model(Mutex<Model>);
 
-/// Receives a piece of the answer: UTF-8 of `length` bytes, with a NUL behind it, valid during the call. Returning false ends the
-/// answer.
+/// Receives a piece of the answer: UTF-8 of `length` bytes, with a NUL behind it, valid during the call. Returning
+/// false ends the answer.
 #[allow(non_camel_case_types)]
 pub type larder_text_fn =
     Option<unsafe extern "C" fn(text: *const c_char, length: usize, user_data: *mut c_void) -> bool>;
@@ -33,8 +33,9 @@ pub extern "C" fn larder_version() -> *const c_char {
 
 /// Loads a model: a store, a folder with a checkpoint, or a GGUF file, beside which a store is made the first time.
 ///
-/// `options` is a JSON object or NULL: "cache" ("4G", "16x", "all" or "auto"), "context", "threads", "quality", "routing",
-/// "eviction" and all other settings of docs/configuration.md by their names, and "models", the folder of downloaded models.
+/// `options` is a JSON object or NULL: "cache" ("4G", "16x", "all" or "auto"), "context", "threads", "quality",
+/// "routing", "eviction" and all other settings of docs/configuration.md by their names, and "models", the folder of
+/// downloaded models.
 ///
 /// Returns NULL on an error; `error`, if it is not NULL, then gets a sentence, to be freed by larder_string_free.
 ///
@@ -59,16 +60,18 @@ pub unsafe extern "C" fn larder_load(
 
 /// Generates what follows a prompt, from an empty context.
 ///
-/// `options` is a JSON object or NULL: "max-tokens" (256), "temperature", "top-k", "top-p", "min-p", "repetition-penalty", "seed",
-/// "stop" (a list of strings), "ignore-eos". Sampling that is left out is as the model's files recommend. `on_text` may be NULL.
+/// `options` is a JSON object or NULL: "max-tokens" (256), "temperature", "top-k", "top-p", "min-p",
+/// "repetition-penalty", "seed", "stop" (a list of strings), "ignore-eos". Sampling that is left out is as the model's
+/// files recommend. `on_text` may be NULL.
 ///
-/// Returns a JSON object, to be freed by larder_string_free: "text", "tokens", "finish" ("end-of-text", "stop-string", "length",
-/// "context" or "cancelled"), "prompt-tokens", "prefill-seconds", "decode-seconds". Returns NULL on an error, as larder_load does; the
-/// model stays usable.
+/// Returns a JSON object, to be freed by larder_string_free: "text", "tokens", "finish" ("end-of-text", "stop-string",
+/// "length", "context" or "cancelled"), "prompt-tokens", "prefill-seconds", "decode-seconds". Returns NULL on an error,
+/// as larder_load does; the model stays usable.
 ///
 /// # Safety
 ///
-/// `model` is from larder_load; `prompt` is a string; `options` is a string or NULL; `error` is NULL or where a pointer may be written.
+/// `model` is from larder_load; `prompt` is a string; `options` is a string or NULL; `error` is NULL or where a pointer
+/// may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn larder_generate(
     model: *const larder_model,
@@ -100,8 +103,9 @@ pub unsafe extern "C" fn larder_generate(
     unsafe { guarded(generate, error) }.unwrap_or(std::ptr::null_mut())
 }
 
-/// Counts since the model was loaded, as a JSON object, to be freed by larder_string_free: "slots", "hits", "in-flight-hits", "misses",
-/// "evictions", "hit-rate", "read-bytes", "wait-seconds", "compute-seconds", "measured-tokens", "output-kl". NULL on an error.
+/// Counts since the model was loaded, as a JSON object, to be freed by larder_string_free: "slots", "hits",
+/// "in-flight-hits", "misses", "evictions", "hit-rate", "read-bytes", "wait-seconds", "compute-seconds",
+/// "measured-tokens", "output-kl". NULL on an error.
 ///
 /// # Safety
 ///

@@ -1,7 +1,7 @@
 //! The hot set: how much earlier runs used each expert, in a form that is kept between runs.
 //!
-//! It is a hint. It decides which experts are read before the first prompt, and nothing else, so one that is lost, old or
-//! wrong costs reads and no correctness. This module makes and reads the bytes; it opens no file.
+//! It is a hint. It decides which experts are read before the first prompt, and nothing else, so one that is lost, old
+//! or wrong costs reads and no correctness. This module makes and reads the bytes; it opens no file.
 
 use std::cmp::Reverse;
 

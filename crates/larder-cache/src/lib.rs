@@ -4,8 +4,9 @@
 //!   clock, so the replay of a trace runs the same state machine as the engine.
 //! - [`Cache`]: carries out the ledger's decisions. It submits reads to a reader of larder-store, checks the bytes, and
 //!   hands each resident expert to the caller for computing.
-//! - [`two_tiers`]: the same with device memory as a second tier above main memory: [`TierLedger`](two_tiers::TierLedger),
-//!   [`TieredCache`](two_tiers::TieredCache), and the trait [`Device`](two_tiers::Device).
+//! - [`two_tiers`]: the same with device memory as a second tier above main memory:
+//!   [`TierLedger`](two_tiers::TierLedger), [`TieredCache`](two_tiers::TieredCache), and the trait
+//!   [`Device`](two_tiers::Device).
 //! - [`HotSet`]: which experts earlier runs used most, kept between runs and read before the first prompt.
 //! - [`Traffic`] and [`CacheCounts`]: bytes, times, hits and misses so far.
 //!

@@ -63,9 +63,10 @@ impl Shards for NumberedShards {
     }
 
     fn check(&self, layer: LayerIdx, expert: ExpertId, part: usize, data: &[u8]) -> Result<(), StoreError> {
-        match data[self.0.segments()[part].clone()].iter().all(|b| *b == fill_byte(layer, expert)) {
-            true => Ok(()),
-            false => Err(StoreError::new(StoreErrorKind::Mismatch, Path::new("shard"), "does not match its checksum")),
+        if data[self.0.segments()[part].clone()].iter().all(|b| *b == fill_byte(layer, expert)) {
+            Ok(())
+        } else {
+            Err(StoreError::new(StoreErrorKind::Mismatch, Path::new("shard"), "does not match its checksum"))
         }
     }
 }

@@ -13,7 +13,8 @@ pub struct Traffic {
     pub counts: CacheCounts,
     /// Bytes of demand reads.
     pub demand_bytes: u64,
-    /// Bytes of prefetches, of reads ahead in a prefill, and of smaller copies whose reads began during the visit before.
+    /// Bytes of prefetches, of reads ahead in a prefill, and of smaller copies whose reads began during the visit
+    /// before.
     pub prefetch_bytes: u64,
     /// Smaller copies of experts that were computed instead of missing experts.
     pub small_reads: u64,

@@ -2,10 +2,12 @@
 
 use crate::{ExpertId, LayerIdx, MoeRow, NumberFormat, PerMatrix, SequenceMemory, StepMemory, TensorMeta};
 
-/// The config key that says, when true, that the model is used with its layer for multi-token prediction. Only larder writes it.
+/// The config key that says, when true, that the model is used with its layer for multi-token prediction. Only larder
+/// writes it.
 pub const MTP_KEY: &str = "larder_mtp";
 
-/// The config key with the names of the keys that a user has larder ignore although they might change the result. Only larder writes it.
+/// The config key with the names of the keys that a user has larder ignore although they might change the result. Only
+/// larder writes it.
 pub const IGNORED_KEY: &str = "larder_ignored";
 
 /// The sizes of a model that decide how its experts are stored, cached and routed.
@@ -64,7 +66,8 @@ pub struct TensorSpec {
     /// Whether only single rows of it are read, by row index, and never the whole: an embedding that is not the output
     /// head too.
     pub by_row: bool,
-    /// Whether it goes to a device, if there is one: weights of products, and kernels that are multiplied with but keep their precision.
+    /// Whether it goes to a device, if there is one: weights of products, and kernels that are multiplied with but keep
+    /// their precision.
     pub on_device: bool,
     /// Matrices that it is divided into once loaded, each of which a device aligns.
     #[serde(skip)]
@@ -80,9 +83,10 @@ impl TensorSpec {
 
     /// Bytes in memory once loaded, for a tensor that is stored as `stored`.
     pub fn loaded_bytes(&self, stored: &TensorMeta) -> usize {
-        match self.by_head && !stored.kind.is_float() {
-            true => self.shape.iter().product::<usize>() * NumberFormat::F16.block_bytes(),
-            false => stored.bytes,
+        if self.by_head && !stored.kind.is_float() {
+            self.shape.iter().product::<usize>() * NumberFormat::F16.block_bytes()
+        } else {
+            stored.bytes
         }
     }
 }
@@ -174,7 +178,8 @@ pub struct Blueprint {
     /// Memory per sequence.
     #[serde(skip)] // says nothing of what is stored
     pub sequence_memory: SequenceMemory,
-    /// Of that, the keys and values of each layer that can have them on a device, in the order in which they get a place there.
+    /// Of that, the keys and values of each layer that can have them on a device, in the order in which they get a
+    /// place there.
     #[serde(skip)] // as above
     pub kv_layers: Vec<SequenceMemory>,
     /// Memory of the activations of a step.

@@ -54,8 +54,8 @@ impl ExpertPart {
     }
 }
 
-/// The byte layout of one expert: `gate`, `up`, their scales if they have any, `down` and its scale, then the biases if the
-/// model has them.
+/// The byte layout of one expert: `gate`, `up`, their scales if they have any, `down` and its scale, then the biases if
+/// the model has them.
 ///
 /// This is the order of use, so that computing can begin before the last byte has been read.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -80,7 +80,8 @@ pub const STAGED_ROWS: usize = 64;
 pub enum ComputeStage {
     /// All of it.
     Whole,
-    /// The products with the input, gate and up, for which the bytes of the first [segment](ExpertLayout::segments) are enough.
+    /// The products with the input, gate and up, for which the bytes of the first [segment](ExpertLayout::segments) are
+    /// enough.
     Inputs,
     /// The rest: biases, activation and the last product.
     Rest,
@@ -135,13 +136,14 @@ impl ExpertLayout {
         gate.iter_mut().chain([&mut up]).try_for_each(|part| end.add_scale(part))?;
         let mut down = end.part("down", down, hidden, inter)?;
         end.add_scale(&mut down)?;
-        let bias = match bias {
-            true => Some(PerMatrix {
+        let bias = if bias {
+            Some(PerMatrix {
                 gate: gate.map(|_| end.part("gate bias", NumberFormat::F32, 1, inter)).transpose()?,
                 up: end.part("up bias", NumberFormat::F32, 1, inter)?,
                 down: end.part("down bias", NumberFormat::F32, 1, hidden)?,
-            }),
-            false => None,
+            })
+        } else {
+            None
         };
         let bytes = end.bytes.checked_next_multiple_of(SHARD_ALIGN).ok_or_else(|| end.overflow())?;
         Ok(ExpertLayout { gate, up, down, bias, bytes })
@@ -154,13 +156,15 @@ impl ExpertLayout {
 
     /// The two byte ranges that have a checksum each: gate and up with the padding behind them, then the rest.
     ///
-    /// The first is enough to compute up to the activation. Together they are the whole data. The boundary is a multiple
-    /// of [`PART_ALIGN`], not of [`SHARD_ALIGN`]: with direct I/O, the read that ends at the next page holds the first.
+    /// The first is enough to compute up to the activation. Together they are the whole data. The boundary is a
+    /// multiple of [`PART_ALIGN`], not of [`SHARD_ALIGN`]: with direct I/O, the read that ends at the next page holds
+    /// the first.
     pub fn segments(&self) -> [Range<usize>; SEGMENTS] {
         [0..self.down.offset, self.down.offset..self.bytes]
     }
 
-    /// Where an expert is cut into two reads: behind the page in which gate and up end. `None` if no page is left for the second.
+    /// Where an expert is cut into two reads: behind the page in which gate and up end. `None` if no page is left for
+    /// the second.
     pub fn cut(&self) -> Option<usize> {
         let cut = self.down.offset.next_multiple_of(SHARD_ALIGN);
         (cut < self.bytes).then_some(cut)
@@ -292,7 +296,8 @@ mod tests {
     #[test]
     fn an_expert_is_cut_at_a_page_behind_gate_and_up() {
         let cut = |hidden, inter| ExpertLayout::new(hidden, inter, [NumberFormat::F32; 3], true).unwrap().cut();
-        // 512 bytes of gate and up and 256 of down are in one page; 9,216 bytes of gate and up end in the third of four.
+        // 512 bytes of gate and up and 256 of down are in one page; 9,216 bytes of gate and up end in the third of
+        // four.
         assert_eq!(cut(8, 8), None);
         assert_eq!(cut(36, 32), Some(12288));
         let layout = ExpertLayout::new(36, 32, [NumberFormat::F32; 3], true).unwrap();

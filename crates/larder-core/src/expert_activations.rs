@@ -162,10 +162,7 @@ impl ExpertActivations {
             }
             tokens = tokens.saturating_add(*count);
         }
-        match tokens == self.tokens {
-            true => Ok(()),
-            false => Err(format!("{tokens} tokens instead of {}", self.tokens)),
-        }
+        if tokens == self.tokens { Ok(()) } else { Err(format!("{tokens} tokens instead of {}", self.tokens)) }
     }
 }
 

@@ -231,8 +231,8 @@ impl Gate {
         }
     }
 
-    /// The router's probability of each expert: the softmax of the logits or, if each logit has a score of its own, that score's
-    /// share of their sum.
+    /// The router's probability of each expert: the softmax of the logits or, if each logit has a score of its own,
+    /// that score's share of their sum.
     ///
     /// The caller guarantees one logit per expert.
     pub fn probabilities(&self, logits: &[f32], out: &mut Vec<f32>) {

@@ -12,8 +12,8 @@ pub struct LayerIdx(pub u16);
 #[serde(transparent)]
 pub struct ExpertId(pub u16);
 
-/// Index of a layer among the layers that have experts, from 0. Tables by MoE layer have one row for each; a [`LayerIdx`]
-/// also counts dense layers, and is another number wherever a model has one.
+/// Index of a layer among the layers that have experts, from 0. Tables by MoE layer have one row for each; a
+/// [`LayerIdx`] also counts dense layers, and is another number wherever a model has one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct MoeRow(pub usize);
 

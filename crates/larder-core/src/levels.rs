@@ -1,5 +1,5 @@
-//! What the nibbles of `iq4_nl`, `iq4_xs`, `mxfp4` and `nvfp4` stand for, the values in entries of code books, and what the bytes of
-//! scales do.
+//! What the nibbles of `iq4_nl`, `iq4_xs`, `mxfp4` and `nvfp4` stand for, the values in entries of code books, and what
+//! the bytes of scales do.
 
 /// The integers that the sixteen nibbles of `iq4_nl` and `iq4_xs` stand for, in ascending order.
 pub const IQ4_NL_LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
@@ -26,8 +26,8 @@ pub const fn mxfp4_scale(exponent: u8) -> f32 {
     })
 }
 
-/// The scale of `nvfp4` that belongs to [`MXFP4_LEVELS`]: half of a float with four bits of exponent (bias 7) and three of
-/// mantissa. The sign is ignored, and the standard's NaN, 0x7f, is 0, as they are to ggml.
+/// The scale of `nvfp4` that belongs to [`MXFP4_LEVELS`]: half of a float with four bits of exponent (bias 7) and three
+/// of mantissa. The sign is ignored, and the standard's NaN, 0x7f, is 0, as they are to ggml.
 #[inline]
 pub const fn nvfp4_scale(bits: u8) -> f32 {
     let (exponent, mantissa) = (bits as u32 >> 3 & 15, bits as u32 & 7);

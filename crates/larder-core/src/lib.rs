@@ -1,8 +1,8 @@
 //! Types that all crates of larder share: ids of layers and experts, number formats, the byte layout of an expert, the
 //! gate that turns router logits into experts and weights, the description of a checkpoint, and routing traces.
 //!
-//! This crate holds no weights, starts no threads, measures no time and calls no operating system. The only files that it reads and
-//! writes, through larder-os, are those of a [`Trace`] and of [`ExpertActivations`].
+//! This crate holds no weights, starts no threads, measures no time and calls no operating system. The only files that
+//! it reads and writes, through larder-os, are those of a [`Trace`] and of [`ExpertActivations`].
 //!
 //! - [`LayerIdx`], [`MoeRow`], [`ExpertId`], [`ExpertKey`]: ids.
 //! - [`NumberFormat`], [`RowOrder`], [`TensorMeta`], [`Tensors`]: how weights are encoded, and how tensors are read by

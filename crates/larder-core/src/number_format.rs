@@ -63,8 +63,8 @@ formats! {
     Q6K = block("q6_k", 256, scales_last(1, 2, 52));
     /// 256 values: eight groups of nibbles as in `Iq4Nl`, with 6-bit scales.
     Iq4Xs = block("iq4_xs", 256, scales_first(2, 2, 33));
-    /// 64 values: four groups of sixteen, each with a byte that is a float, nibbles as in `Mxfp4`. A matrix may have an f32
-    /// that all of its values are multiplied by.
+    /// 64 values: four groups of sixteen, each with a byte that is a float, nibbles as in `Mxfp4`. A matrix may have an
+    /// f32 that all of its values are multiplied by.
     Nvfp4 = read_only("nvfp4", 64, scales_first(0, 1, 9));
     /// 256 values: eight groups of indices into a code book of four values each, with signs and 4-bit scales.
     Iq3Xxs = block("iq3_xxs", 256, scales_first(1, 2, 24));
@@ -142,8 +142,9 @@ impl NumberFormat {
         self.row().parts
     }
 
-    /// Whether floats can be written in this format. Blocks of the others can only be kept as they are: they are for models that
-    /// were trained with two or three levels, lose most of what a model knows, or have a scale for the whole matrix.
+    /// Whether floats can be written in this format. Blocks of the others can only be kept as they are: they are for
+    /// models that were trained with two or three levels, lose most of what a model knows, or have a scale for the
+    /// whole matrix.
     #[inline]
     pub const fn is_encodable(self) -> bool {
         self.row().encodable

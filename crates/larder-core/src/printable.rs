@@ -3,8 +3,8 @@
 /// Characters of a name or a message of a stranger that are shown.
 pub const PRINTABLE_CHARS: usize = 1000;
 
-/// `text` on one line and without effect on a terminal: control characters, line ends, and characters that are invisible or
-/// change the direction of writing are escaped, and what is beyond [`PRINTABLE_CHARS`] is left out.
+/// `text` on one line and without effect on a terminal: control characters, line ends, and characters that are
+/// invisible or change the direction of writing are escaped, and what is beyond [`PRINTABLE_CHARS`] is left out.
 ///
 /// Names of tensors and files, keys, tokens and messages of servers are strangers' words. Where they enter an error, a
 /// notice or a table, they pass through this.

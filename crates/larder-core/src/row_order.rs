@@ -15,8 +15,8 @@ pub enum RowOrder {
     /// Rows in groups of [`ROW_GROUP`]. Within a group, the eight rows' blocks at each block position are stored as
     /// one:
     ///
-    /// 1. each scale of the block ([`BlockParts::scales`], of one or two bytes: the scale, then the minimum or the scale
-    ///    of minima where there is one), for row 0 to row 7;
+    /// 1. each scale of the block ([`BlockParts::scales`], of one or two bytes: the scale, then the minimum or the
+    ///    scale of minima where there is one), for row 0 to row 7;
     /// 2. each run of four of the other bytes, in their own order, for row 0 to row 7.
     ///
     /// One load of 32 bytes then gives the same few columns of all eight rows. The last `rows % 8` rows are stored in

@@ -31,9 +31,9 @@ impl CheckpointPolicy {
         self.most.min(tokens / self.every.max(1))
     }
 
-    /// The one of too many checkpoints at ascending positions that is dropped: never the newest, and of the others the one
-    /// whose absence costs least, as a share of the distance back to it. So their distances grow with their age, and a
-    /// sequence can be rewound both by little and by much.
+    /// The one of too many checkpoints at ascending positions that is dropped: never the newest, and of the others the
+    /// one whose absence costs least, as a share of the distance back to it. So their distances grow with their age,
+    /// and a sequence can be rewound both by little and by much.
     pub fn superfluous(&self, at: &[usize]) -> Option<usize> {
         if at.len() <= self.most {
             return None;
@@ -148,7 +148,8 @@ impl SequenceMemory {
         SequenceMemory { always, widest_row: width, ..SequenceMemory::default() }
     }
 
-    /// As [`rows`](Self::rows), of which those of the last `positions` positions are kept between two steps, and a token sees `window`.
+    /// As [`rows`](Self::rows), of which those of the last `positions` positions are kept between two steps, and a
+    /// token sees `window`.
     pub fn window_rows(heads: usize, width: usize, [window, positions]: [usize; 2]) -> Self {
         let per_page = RowValues::new(heads.saturating_mul(KV_PAGE_TOKENS), width);
         let windows = vec![WindowRows { per_page, window, positions }];
@@ -160,15 +161,16 @@ impl SequenceMemory {
         SequenceMemory { state_bytes, ..SequenceMemory::default() }
     }
 
-    /// Bytes of the KV cache of a sequence of `tokens` tokens, in whole pages, if its rows are in `kind` and no step has more than `step`
-    /// of its tokens.
+    /// Bytes of the KV cache of a sequence of `tokens` tokens, in whole pages, if its rows are in `kind` and no step
+    /// has more than `step` of its tokens.
     pub fn kv_bytes(&self, tokens: usize, step: usize, kind: NumberFormat) -> u64 {
         let growing = (tokens.div_ceil(KV_PAGE_TOKENS) as u64).saturating_mul(self.per_page.bytes(kind));
         let windows = self.windows.iter().map(|window| window.bytes(tokens, step, kind)).fold(0, u64::saturating_add);
         growing.saturating_add(self.always.bytes(kind)).saturating_add(windows)
     }
 
-    /// Bytes by which the KV cache grows with each token of a long sequence, if its rows are in `kind`: windows do not grow.
+    /// Bytes by which the KV cache grows with each token of a long sequence, if its rows are in `kind`: windows do not
+    /// grow.
     pub fn bytes_per_token(&self, kind: NumberFormat) -> u64 {
         let growing = self.windows.iter().filter(|window| window.positions == usize::MAX).map(|window| window.per_page);
         growing.fold(self.per_page, RowValues::plus).bytes(kind) / KV_PAGE_TOKENS as u64

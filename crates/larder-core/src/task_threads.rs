@@ -2,8 +2,8 @@
 
 /// Threads that share the tasks of one fork-join at a time.
 pub trait TaskThreads: Send + Sync {
-    /// Calls `task` once with every number below `tasks`, in any order, on any of the threads, and returns when all calls
-    /// have returned.
+    /// Calls `task` once with every number below `tasks`, in any order, on any of the threads, and returns when all
+    /// calls have returned.
     fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync));
 }
 

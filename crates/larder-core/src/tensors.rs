@@ -39,8 +39,8 @@ pub struct MatrixScale {
 }
 
 impl MatrixScale {
-    /// The scale of the matrix `name`, or of number `index` of the `count` matrices that the tensor holds; `None` if there is none,
-    /// which is as if it were 1. Costs no I/O.
+    /// The scale of the matrix `name`, or of number `index` of the `count` matrices that the tensor holds; `None` if
+    /// there is none, which is as if it were 1. Costs no I/O.
     pub fn find(
         tensors: &dyn Tensors,
         name: &str,
@@ -80,9 +80,10 @@ impl MatrixScale {
 pub fn matrix_scale(tensors: &dyn Tensors, name: &str) -> Result<f32, TensorsError> {
     let Some(stored) = MatrixScale::find(tensors, name, (0, 1))? else { return Ok(1.0) };
     let scale = stored.read(tensors)?;
-    match scale.is_finite() {
-        true => Ok(scale),
-        false => Err(TensorsError(format!("tensor '{}' holds the scale {scale}", stored.name))),
+    if scale.is_finite() {
+        Ok(scale)
+    } else {
+        Err(TensorsError(format!("tensor '{}' holds the scale {scale}", stored.name)))
     }
 }
 
@@ -98,8 +99,8 @@ pub trait TensorRows: Send + Sync {
 
     /// Reads some rows, in any order; an SSD reads them at the same time. A row that does not exist is an error.
     ///
-    /// The caller guarantees that `into` has the length of these rows; the implementation fills all of it, one row after the
-    /// other, or fails with an error that names the file.
+    /// The caller guarantees that `into` has the length of these rows; the implementation fills all of it, one row
+    /// after the other, or fails with an error that names the file.
     fn read_rows(&self, rows: &[usize], into: &mut [u8]) -> Result<(), TensorsError>;
 
     /// Bytes of memory that are kept to read rows: checksums.

@@ -101,8 +101,8 @@ pub struct Launch<'a> {
 
 /// A GPU: its memory, streams, events, copies and launches.
 ///
-/// Copies and launches may still be in flight when their methods return. One that fails while it runs is reported by the
-/// events after it on its stream: by all of them, but on the copy streams perhaps only by the next one.
+/// Copies and launches may still be in flight when their methods return. One that fails while it runs is reported by
+/// the events after it on its stream: by all of them, but on the copy streams perhaps only by the next one.
 pub trait Driver: Send + Sync {
     /// Name, compute capability, and total and free memory.
     fn info(&self) -> Result<GpuInfo>;
@@ -162,7 +162,8 @@ pub trait Driver: Send + Sync {
     /// Records the event after all work submitted to the stream so far.
     fn record(&self, event: EventHandle, stream: Stream) -> Result<()>;
 
-    /// Records the event where only waiting for it matters, not its time: it may be recorded when the host asks for it, behind later work.
+    /// Records the event where only waiting for it matters, not its time: it may be recorded when the host asks for it,
+    /// behind later work.
     fn mark(&self, event: EventHandle, stream: Stream) -> Result<()> {
         self.record(event, stream)
     }

@@ -2,8 +2,8 @@
 //! compute with them.
 //!
 //! Results have the bits of `larder-kernels`, so it does not matter where something was computed. The crate never reads
-//! files and never decides which experts are in GPU memory: it copies and computes what the tiered cache and the model ask
-//! for. It links to no CUDA library; the driver and NVRTC are loaded at run time.
+//! files and never decides which experts are in GPU memory: it copies and computes what the tiered cache and the model
+//! ask for. It links to no CUDA library; the driver and NVRTC are loaded at run time.
 //!
 //! | type | what it is |
 //! |---|---|
@@ -60,10 +60,11 @@
 //! inputs, lists ──[stream Compute]──▶ kernels ──[stream Compute]──▶ outputs                   (experts, products, attention)
 //! ```
 //!
-//! The arena is one allocation, cut into slots. Slots in main memory are page-locked in the background, or when they are first used; where the
-//! driver refuses, copies go through a few page-locked staging buffers. A copy into a slot waits until no kernel computes
-//! with the slot and no copy out of it is in flight; a copy out waits until the copy into it is complete. Each wait is on an event, so that nothing else is held up. Kernels wait for no copy: an expert is
-//! computed only after its copy has been reported complete.
+//! The arena is one allocation, cut into slots. Slots in main memory are page-locked in the background, or when they
+//! are first used; where the driver refuses, copies go through a few page-locked staging buffers. A copy into a slot
+//! waits until no kernel computes with the slot and no copy out of it is in flight; a copy out waits until the copy
+//! into it is complete. Each wait is on an event, so that nothing else is held up. Kernels wait for no copy: an expert
+//! is computed only after its copy has been reported complete.
 //!
 //! # The launches of a layer
 //!
@@ -77,34 +78,36 @@
 //! | 3 | `KIND_…` | down |
 //! | | `add_biases` | biases of down, if there are any |
 //!
-//! Launches are collected and submitted together (`launch_queue`): when the host waits for them, or when there are 64. Lists
-//! that they read are staged, and one launch copies them all to the device before the others. Launches that come three times in the
-//! same way become a graph. Up to 1 MiB, kernels make copies from and to page-locked memory: the copy engine works in order, so that
-//! computing would wait for all experts that are queued there.
+//! Launches are collected and submitted together (`launch_queue`): when the host waits for them, or when there are 64.
+//! Lists that they read are staged, and one launch copies them all to the device before the others. Launches that come
+//! three times in the same way become a graph. Up to 1 MiB, kernels make copies from and to page-locked memory: the
+//! copy engine works in order, so that computing would wait for all experts that are queued there.
 //!
-//! Outside of a chain, inputs are copied to the device once per call, and all outputs back. In a chain neither is copied: inputs are rows
-//! that are there, and `sum_experts` adds the outputs up, or `sum_experts_norm` if a norm comes next.
+//! Outside of a chain, inputs are copied to the device once per call, and all outputs back. In a chain neither is
+//! copied: inputs are rows that are there, and `sum_experts` adds the outputs up, or `sum_experts_norm` if a norm comes
+//! next.
 //!
-//! Where all experts of a layer are on the device, `choose_experts` chooses them there. It finds their addresses in a table of slots,
-//! gives the places of each expert consecutive rows, and writes both to lists of products that are on the device already; so the host need not
-//! know the choice. A layer of a token is then twelve
-//! launches: five products (queries, keys and values in one; output; router; gate and up of the experts in one; down), `new_heads_…`,
+//! Where all experts of a layer are on the device, `choose_experts` chooses them there. It finds their addresses in a
+//! table of slots, gives the places of each expert consecutive rows, and writes both to lists of products that are on
+//! the device already; so the host need not know the choice. A layer of a token is then twelve launches: five products
+//! (queries, keys and values in one; output; router; gate and up of the experts in one; down), `new_heads_…`,
 //! `scores_…`, `weighted_sum_…`, `add_norm`, `choose_experts`, the activation function, and `sum_experts_norm`.
 //!
-//! Attention is two launches per sequence over the pages of its KV cache, which are never copied back: `scores_…`, and `weighted_sum_…` with
-//! the softmax. New keys and values are copied to the device and put in their page by `copy_rows`. In a chain `new_heads_…` does both, and
-//! norms and rotates heads before.
+//! Attention is two launches per sequence over the pages of its KV cache, which are never copied back: `scores_…`, and
+//! `weighted_sum_…` with the softmax. New keys and values are copied to the device and put in their page by
+//! `copy_rows`. In a chain `new_heads_…` does both, and norms and rotates heads before.
 //!
 //! # Memory
 //!
 //! The arena should take the memory that is left after everything else: open the GPU,
-//! [`upload`](larder_model::DeviceProducts::upload) resident weights, [`prepare`](larder_model::DeviceExperts::prepare) for
-//! the longest call, and let the link allocate last. After that, memory is allocated only for calls that are longer.
+//! [`upload`](larder_model::DeviceProducts::upload) resident weights, [`prepare`](larder_model::DeviceExperts::prepare)
+//! for the longest call, and let the link allocate last. After that, memory is allocated only for calls that are
+//! longer.
 //!
 //! # Without a GPU
 //!
-//! Everything except `cuda/` is built on the trait [`Driver`]. The feature `emulator` has a second implementation, which
-//! runs the same kernels on the CPU, in any order of the streams that events allow.
+//! Everything except `cuda/` is built on the trait [`Driver`]. The feature `emulator` has a second implementation,
+//! which runs the same kernels on the CPU, in any order of the streams that events allow.
 
 mod arena_sync;
 mod attention;
@@ -206,8 +209,8 @@ impl Gpu {
         GpuExperts::new(&self.queue, self.sync.clone(), ops)
     }
 
-    /// Products with resident weights. Allocates `bytes` for the matrices now (see [`resident_bytes`]), and more later only
-    /// if that is not enough.
+    /// Products with resident weights. Allocates `bytes` for the matrices now (see [`resident_bytes`]), and more later
+    /// only if that is not enough.
     pub fn products(&self, bytes: u64) -> Result<GpuProducts> {
         GpuProducts::new(&self.driver, bytes)
     }
@@ -217,14 +220,15 @@ impl Gpu {
         GpuAttention::new(&self.queue, false)
     }
 
-    /// As [`attention`](Self::attention), with that of prompts in half precision on tensor cores (FlashAttention), whose results differ in
-    /// the last bits.
+    /// As [`attention`](Self::attention), with that of prompts in half precision on tensor cores (FlashAttention),
+    /// whose results differ in the last bits.
     pub fn flash_attention(&self) -> Result<GpuAttention> {
-        match self.driver.has_tensor_cores() {
-            true => GpuAttention::new(&self.queue, true),
-            false => Err(GpuError::Unsupported(
+        if self.driver.has_tensor_cores() {
+            GpuAttention::new(&self.queue, true)
+        } else {
+            Err(GpuError::Unsupported(
                 "attention in half precision needs a GPU of compute capability 8.0 or later".into(),
-            )),
+            ))
         }
     }
 
@@ -238,8 +242,8 @@ impl Gpu {
         measure::can_lock_pages(&self.driver)
     }
 
-    /// Measures bandwidths and compute speed, with `experts` experts of this layout computed together. Takes about half a
-    /// second, and meanwhile an eighth of the free memory.
+    /// Measures bandwidths and compute speed, with `experts` experts of this layout computed together. Takes about half
+    /// a second, and meanwhile an eighth of the free memory.
     pub fn measure(&self, layout: &ExpertLayout, act: Activation, experts: usize) -> Result<Rates> {
         measure::measure(&self.queue, layout, act, experts)
     }

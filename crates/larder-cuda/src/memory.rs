@@ -13,9 +13,9 @@ use crate::launches::Launches;
 
 /// Buffers grow by a multiple of this many bytes.
 const STEP: usize = 64 * 1024;
-/// The longest copy that a kernel makes. The copy engine makes one copy at a time in each direction, whatever the stream, so
-/// inputs and outputs would queue behind whole experts, of 3 to 25 MB. Longer copies belong to many tokens, where
-/// computing takes so long that the wait does not matter.
+/// The longest copy that a kernel makes. The copy engine makes one copy at a time in each direction, whatever the
+/// stream, so inputs and outputs would queue behind whole experts, of 3 to 25 MB. Longer copies belong to many tokens,
+/// where computing takes so long that the wait does not matter.
 const MAX_KERNEL_COPY_BYTES: usize = 1 << 20;
 /// Alignment of copies that a kernel makes.
 const ALIGN: u64 = 16;
@@ -206,8 +206,8 @@ impl Upload {
         Ok(Upload { driver: driver.clone(), host, device, sent, bytes: 0 })
     }
 
-    /// The address that `bytes` bytes will have on the device, and the staging memory to write them to. Waits for the copy
-    /// before.
+    /// The address that `bytes` bytes will have on the device, and the staging memory to write them to. Waits for the
+    /// copy before.
     pub fn begin(&mut self, bytes: usize) -> Result<(u64, &mut [u8])> {
         self.sent.synchronise()?;
         self.host.ensure(bytes)?;
@@ -285,16 +285,16 @@ impl Download {
         self.host.ensure(bytes)
     }
 
-    /// Begins to copy bytes from each of some places, given as address and number of bytes, after the kernels submitted so far.
-    /// [`end`](Self::end) waits for them only, and not for what is submitted after this call.
+    /// Begins to copy bytes from each of some places, given as address and number of bytes, after the kernels submitted
+    /// so far. [`end`](Self::end) waits for them only, and not for what is submitted after this call.
     pub fn begin(&mut self, places: &[(u64, usize)]) -> Result<()> {
         self.copy(places)?;
         self.in_flight = true;
         self.arrived.record(Stream::Compute)
     }
 
-    /// Waits for the copy that was begun last, and returns all staged bytes: each place [is where](Self::staged) its number says. After an
-    /// error it waits for all work in flight.
+    /// Waits for the copy that was begun last, and returns all staged bytes: each place [is where](Self::staged) its
+    /// number says. After an error it waits for all work in flight.
     pub fn end(&mut self) -> Result<&[u8]> {
         self.settle().map(|()| &self.host[..])
     }
@@ -320,8 +320,8 @@ impl Download {
         arrived
     }
 
-    /// Copies `bytes` bytes from address `from`, after the kernels submitted so far, and waits for them. After an error it
-    /// waits for all work in flight.
+    /// Copies `bytes` bytes from address `from`, after the kernels submitted so far, and waits for them. After an error
+    /// it waits for all work in flight.
     pub fn fetch(&mut self, from: u64, bytes: usize) -> Result<&[u8]> {
         self.fetch_all(&[(from, bytes)]).map(|all| &all[..bytes])
     }

@@ -1,5 +1,5 @@
-//! Memory of large pages, such as recurrent states: several of one size are allocated together, because a driver may round each allocation
-//! up to 2 MiB, which nearly doubles a page that is a little larger than that.
+//! Memory of large pages, such as recurrent states: several of one size are allocated together, because a driver may
+//! round each allocation up to 2 MiB, which nearly doubles a page that is a little larger than that.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -53,7 +53,8 @@ impl PageSlabs {
         Ok(PageMemory { slab, offset: 0 })
     }
 
-    /// Takes back the memory of a page of `bytes` bytes. What is returned is to be dropped without a lock, because that waits for launches.
+    /// Takes back the memory of a page of `bytes` bytes. What is returned is to be dropped without a lock, because that
+    /// waits for launches.
     #[must_use]
     pub fn free(&mut self, memory: PageMemory, bytes: usize) -> Vec<PageMemory> {
         let Some(free) = self.0.get_mut(&bytes.next_multiple_of(ALIGN)).filter(|_| bytes >= LEAST_BYTES) else {
@@ -64,9 +65,10 @@ impl PageSlabs {
         let of_slab = |memory: &PageMemory| Arc::ptr_eq(&memory.slab, &slab);
         let all = free.iter().filter(|memory| of_slab(memory)).count();
         // Nothing else has the slab: these, and the clone here.
-        match Arc::strong_count(&slab) == all + 1 {
-            true => free.extract_if(.., |memory| of_slab(memory)).collect(),
-            false => Vec::new(),
+        if Arc::strong_count(&slab) == all + 1 {
+            free.extract_if(.., |memory| of_slab(memory)).collect()
+        } else {
+            Vec::new()
         }
     }
 }

@@ -64,8 +64,8 @@ impl GpuProducts {
         Ok(())
     }
 
-    /// Adds a product whose inputs, of `width` values, and outputs are to be filled in, if its weights have the number format of the
-    /// batch. Returns whether they have.
+    /// Adds a product whose inputs, of `width` values, and outputs are to be filled in, if its weights have the number
+    /// format of the batch. Returns whether they have.
     pub(crate) fn add_to(&self, batch: &mut ProductBatch, weights: usize, width: usize) -> Result<bool> {
         self.add(batch, weights, width, |cols| cols == width)
     }

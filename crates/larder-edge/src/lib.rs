@@ -1,9 +1,10 @@
-//! Experts on several machines: which machine holds which ([`placement`]), and workers that compute them over gRPC (feature `workers`).
+//! Experts on several machines: which machine holds which ([`placement`]), and workers that compute them over gRPC
+//! (feature `workers`).
 //!
 //! A worker ([`serve`]) holds some experts of a model, an [`ExpertSet`] in an [`ExpertHost`], and replies with weighted
 //! sums of their outputs. The client runs the model: [`Edge`] is an expert path that computes the experts that are in
-//! memory. The others it requests from a worker of its [`WorkerPool`] or reads from the SSD, whichever is estimated to be
-//! faster. Both sides check each other with a [`Handshake`].
+//! memory. The others it requests from a worker of its [`WorkerPool`] or reads from the SSD, whichever is estimated to
+//! be faster. Both sides check each other with a [`Handshake`].
 //!
 //! A client's output does not depend on which machine computed an expert: with 32-bit floats it has the same bits as on
 //! one machine. After a failure another source is used, or the error names the cause. No message is trusted: a

@@ -17,8 +17,8 @@ impl ContextLimit {
         format!("{subject} has {} tokens, {}", format_count(tokens), self.remedy(tokens))
     }
 
-    /// The same of a text that was not tokenised, because it has more bytes than the context holds. No token has more than
-    /// `token_bytes`.
+    /// The same of a text that was not tokenised, because it has more bytes than the context holds. No token has more
+    /// than `token_bytes`.
     pub fn text_too_long(&self, subject: &str, bytes: usize, token_bytes: usize) -> String {
         let least = bytes.div_ceil(token_bytes.max(1));
         let (bytes, tokens) = (format_count(bytes), format_count(least));
@@ -39,7 +39,8 @@ impl ContextLimit {
         }
     }
 
-    /// The smallest context with room for twice as many tokens, so that a conversation can go on, or else the model's own.
+    /// The smallest context with room for twice as many tokens, so that a conversation can go on, or else the model's
+    /// own.
     fn enough_for(&self, tokens: usize) -> Option<&(usize, u64)> {
         let roomy = self.larger.iter().find(|(context, _)| *context / 2 >= tokens);
         roomy.or(self.larger.last().filter(|(most, _)| *most > tokens))

@@ -37,8 +37,8 @@ pub trait TokenChoice {
     /// The logits that it reads of the last tokens of a sequence, whose tokens are these parts; `None` for all.
     fn best(&mut self, tokens: &[&[u32]]) -> Option<BestLogits>;
 
-    /// The draws of the next token of a sequence, whose tokens are these parts, and of the one behind it; `None` if a device cannot draw as this
-    /// choice does.
+    /// The draws of the next token of a sequence, whose tokens are these parts, and of the one behind it; `None` if a
+    /// device cannot draw as this choice does.
     fn draws(&mut self, tokens: &[&[u32]]) -> Option<NextDraws> {
         let _ = tokens;
         None
@@ -124,7 +124,8 @@ impl Decoding {
         self.step.confirm(id)
     }
 
-    /// Ends the step: drops the draft tokens that are not confirmed. Returns how many were, and how long the step took, if that is known.
+    /// Ends the step: drops the draft tokens that are not confirmed. Returns how many were, and how long the step took,
+    /// if that is known.
     pub fn settle(&mut self, sequence: &mut Sequence) -> (usize, Option<Duration>) {
         let start = Instant::now();
         let (drafts, accepted) = (self.step.drafts(), self.step.accepted());
@@ -149,9 +150,10 @@ impl Decoding {
         (self.last, self.begun) = (None, sequence.has_begun(id));
         let (before, own) = sequence.drafting(decoder, experts);
         let text = TextSoFar { before, last: id };
-        let (mut drafts, could_draft) = match self.begun {
-            true => (Vec::new(), self.speculator.could_draft(text, room, own)),
-            false => (self.speculator.draft(text, room, own, &mut Unobserved(tap))?, false),
+        let (mut drafts, could_draft) = if self.begun {
+            (Vec::new(), self.speculator.could_draft(text, room, own))
+        } else {
+            (self.speculator.draft(text, room, own, &mut Unobserved(tap))?, false)
         };
         choice.cut(&mut drafts);
         self.goes_on = drafts.is_empty() && !could_draft && decoder.may_run_ahead();
@@ -161,7 +163,8 @@ impl Decoding {
         Ok(())
     }
 
-    /// What a `choice` reads of the logits of all pending tokens, and its draws, if the step behind them may begin before its token is known.
+    /// What a `choice` reads of the logits of all pending tokens, and its draws, if the step behind them may begin
+    /// before its token is known.
     pub fn wants(
         &self,
         sequence: &Sequence,
@@ -196,7 +199,8 @@ impl Decoding {
         self.speculator.shifted();
     }
 
-    /// Ends the text: the sequence keeps the step of the token that was written last, if it was begun, and drops any other.
+    /// Ends the text: the sequence keeps the step of the token that was written last, if it was begun, and drops any
+    /// other.
     pub fn end(&mut self, sequence: &mut Sequence) {
         sequence.rewind(self.confirmed(sequence).len());
         sequence.end_ahead(self.last);
@@ -254,7 +258,8 @@ impl<'a, 'm, P: ExpertPath> SessionDecoding<'a, 'm, P> {
         Ok(dropped)
     }
 
-    /// Computes the token `id` and what is drafted to follow it, in a text of at most `room` more tokens, for a choice of the next ones.
+    /// Computes the token `id` and what is drafted to follow it, in a text of at most `room` more tokens, for a choice
+    /// of the next ones.
     pub fn next(
         &mut self,
         id: u32,

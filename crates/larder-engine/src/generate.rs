@@ -82,8 +82,8 @@ pub trait Listener<P> {
         true
     }
 
-    /// The context is full. Returning a number of tokens goes on with the text: those at the beginning are kept, and of the
-    /// others the newer half; see [`Sequence::shift`](crate::Sequence::shift).
+    /// The context is full. Returning a number of tokens goes on with the text: those at the beginning are kept, and of
+    /// the others the newer half; see [`Sequence::shift`](crate::Sequence::shift).
     fn context_full(&mut self) -> Option<usize> {
         None
     }

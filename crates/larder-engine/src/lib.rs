@@ -1,15 +1,17 @@
 //! Text generation on top of a decoder: prefill, decode, sampling, drafting.
 //!
-//! - A [`Session`] is a [`Sequence`] (tokens with their KV cache) with a decoder and an expert path;
-//!   [`step()`] computes pending tokens of any number of sequences. [`generate()`] runs prefill and decode of one session;
-//!   a [`Writer`] draws tokens with a [`Sampler`] and turns them into text; a [`Listener`] is told. [`Drafting`] says how tokens are
-//!   drafted, so that one step computes several; a [`DraftSource`] drafts them.
+//! - A [`Session`] is a [`Sequence`] (tokens with their KV cache) with a decoder and an expert path; [`step()`]
+//!   computes pending tokens of any number of sequences. [`generate()`] runs prefill and decode of one session; a
+//!   [`Writer`] draws tokens with a [`Sampler`] and turns them into text; a [`Listener`] is told. [`Drafting`] says how
+//!   tokens are drafted, so that one step computes several; a [`DraftSource`] drafts them.
 //! - Expert paths: [`StreamingPath`] takes experts from a cache in main memory, [`TieredPath`] from device memory and
 //!   main memory; both are a [`CachedPath`] and route by a [`Routing`]. A [`Recorder`] collects a trace of the routing.
-//! - [`Sequence::save`] and [`Sequence::restore`]: a sequence as bytes, for another run; a [`SavedHead`] is its beginning.
+//! - [`Sequence::save`] and [`Sequence::restore`]: a sequence as bytes, for another run; a [`SavedHead`] is its
+//!   beginning.
 //! - Files beside a model for its policies: [`QualityCalibration`] of routing strategies, [`evictor_from_bytes`].
 //!
-//! This crate never opens a file (the files of a model arrive as bytes), never prints, and reads the clock only to measure.
+//! This crate never opens a file (the files of a model arrive as bytes), never prints, and reads the clock only to
+//! measure.
 //!
 //! ```
 //! use larder_engine::{Sampler, Sampling};

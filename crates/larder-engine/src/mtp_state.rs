@@ -1,19 +1,19 @@
-//! What a sequence keeps for a layer for multi-token prediction (MTP): the KV cache of the layer, and hidden states that it has not
-//! read yet.
+//! What a sequence keeps for a layer for multi-token prediction (MTP): the KV cache of the layer, and hidden states
+//! that it has not read yet.
 
 use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Span, Tap, TokenOrigin};
 
 use crate::speculation::DRAFT_MAX;
 
-/// Hidden states that wait for the layer, at most: those of the last two steps with all their draft tokens. Where nothing is drafted
-/// for longer, the layer does without.
+/// Hidden states that wait for the layer, at most: those of the last two steps with all their draft tokens. Where
+/// nothing is drafted for longer, the layer does without.
 const WAITING_MAX: usize = 2 * (DRAFT_MAX + 1);
 
 /// The state of a layer for multi-token prediction in a sequence.
 ///
-/// The layer has a row for each position: of the hidden state there and the token behind it. Positions whose hidden states
-/// are not known any more are left out, which drafts are worse for and the text is not. Clones share memory as those of a
-/// [`KvCache`] do.
+/// The layer has a row for each position: of the hidden state there and the token behind it. Positions whose hidden
+/// states are not known any more are left out, which drafts are worse for and the text is not. Clones share memory as
+/// those of a [`KvCache`] do.
 #[derive(Clone)]
 pub struct MtpState {
     cache: KvCache,
@@ -58,7 +58,8 @@ impl MtpState {
         &mut self.hidden
     }
 
-    /// Drops what depends on tokens after the first `len`: also the row of the last of these, which has read the one behind it.
+    /// Drops what depends on tokens after the first `len`: also the row of the last of these, which has read the one
+    /// behind it.
     pub(crate) fn rewind(&mut self, len: usize) {
         self.keep(len, len.saturating_sub(1));
     }
@@ -115,8 +116,8 @@ pub(crate) struct Predicted {
 }
 
 impl OwnLayer<'_> {
-    /// Computes the rows of all hidden states that wait, for a sequence of the tokens `before` and then `last`, which is behind the
-    /// last of them.
+    /// Computes the rows of all hidden states that wait, for a sequence of the tokens `before` and then `last`, which
+    /// is behind the last of them.
     pub(crate) fn read(&mut self, before: &[u32], last: u32, tap: &mut dyn Tap) -> Result<Predicted, ModelError> {
         let rows = self.state.waiting();
         let following = [&before[self.state.first + 1..], &[last]].concat();

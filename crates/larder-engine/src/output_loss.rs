@@ -1,5 +1,6 @@
-//! How far the outputs of a lossy routing strategy are from the model's own, measured while it runs: some tokens are computed a
-//! second time, exactly, from the same keys and values, and the distributions of the next token are compared.
+//! How far the outputs of a lossy routing strategy are from the model's own, measured while it runs: some tokens are
+//! computed a second time, exactly, from the same keys and values, and the distributions of the next token are
+//! compared.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -40,7 +41,8 @@ impl OutputLoss {
         (self.measured > 0).then(|| self.kl / self.measured as f64)
     }
 
-    /// Half of the 95 % interval of the mean by Student's distribution, which takes tokens as independent. `None` for fewer than two.
+    /// Half of the 95 % interval of the mean by Student's distribution, which takes tokens as independent. `None` for
+    /// fewer than two.
     pub fn half_interval(&self) -> Option<f64> {
         let n = self.measured as f64;
         let spread = (self.squares - self.kl * self.kl / n).max(0.0) / (n - 1.0);
@@ -124,13 +126,14 @@ pub struct ExactLogits {
 }
 
 impl LossMeter {
-    /// Computes one token of each `every` twice: at a place that is drawn from `seed`, whatever the tokens and the time they take.
+    /// Computes one token of each `every` twice: at a place that is drawn from `seed`, whatever the tokens and the time
+    /// they take.
     pub fn new(every: u32, seed: u64) -> Self {
         LossMeter(Arc::new(Mutex::new(Meter::new(every, seed))))
     }
 
-    /// As [`new`](Self::new), but all tokens are computed twice, for [`loss_of_all`](Self::loss_of_all): what the drawn tokens tell is
-    /// compared with the truth. Routing learns of the drawn ones alone.
+    /// As [`new`](Self::new), but all tokens are computed twice, for [`loss_of_all`](Self::loss_of_all): what the drawn
+    /// tokens tell is compared with the truth. Routing learns of the drawn ones alone.
     pub fn of_all(every: u32, seed: u64) -> Self {
         let all = Some(OutputLoss::default());
         LossMeter(Arc::new(Mutex::new(Meter { all, ..Meter::new(every, seed) })))
@@ -159,9 +162,9 @@ impl LossMeter {
         (meter.random, meter.left) = (Xoshiro256::new(meter.seed), 0);
     }
 
-    /// Counts a token that is about to be decoded, the one pending token of `sequence`. If it is to be measured, it is computed
-    /// exactly, and is pending again; [`compare`](Self::compare) takes the result. Nothing happens where experts are computed exactly
-    /// anyway.
+    /// Counts a token that is about to be decoded, the one pending token of `sequence`. If it is to be measured, it is
+    /// computed exactly, and is pending again; [`compare`](Self::compare) takes the result. Nothing happens where
+    /// experts are computed exactly anyway.
     pub fn before_token(
         &self,
         decoder: &Decoder,
@@ -181,8 +184,8 @@ impl LossMeter {
         exact.ok().map(|logits| ExactLogits { logits, is_drawn })
     }
 
-    /// Compares the exact logits of the token that `experts` computed last with those of the routing in use, which learns of the
-    /// difference.
+    /// Compares the exact logits of the token that `experts` computed last with those of the routing in use, which
+    /// learns of the difference.
     pub fn compare(&self, exact: &ExactLogits, lossy: &[f32], experts: &mut dyn ExpertPath) {
         let mut meter = self.meter();
         if let Some(all) = &mut meter.all {

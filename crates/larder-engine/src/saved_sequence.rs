@@ -42,8 +42,8 @@ pub struct SequenceOrigin {
 }
 
 impl SequenceOrigin {
-    /// `model` identifies the content of the model; `settings` is all else that changes the state, such as the routing strategy
-    /// and the number format of the KV cache.
+    /// `model` identifies the content of the model; `settings` is all else that changes the state, such as the routing
+    /// strategy and the number format of the KV cache.
     pub fn new(model: &str, settings: &str) -> Self {
         let digest = |text: &str| XxHash3_128::oneshot(text.as_bytes()).to_le_bytes();
         SequenceOrigin { model: digest(model), settings: digest(settings) }
@@ -211,8 +211,8 @@ impl Sequence {
         inner.write_all(&hash.finish().to_le_bytes())
     }
 
-    /// A sequence for up to `context` tokens, and the note, that [`save`](Self::save) wrote to `bytes` bytes. Nothing is
-    /// allocated that the number of bytes does not justify, and no bit of it is wrong, or else it is an error.
+    /// A sequence for up to `context` tokens, and the note, that [`save`](Self::save) wrote to `bytes` bytes. Nothing
+    /// is allocated that the number of bytes does not justify, and no bit of it is wrong, or else it is an error.
     pub fn restore(
         decoder: &Decoder,
         context: usize,

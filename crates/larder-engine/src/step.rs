@@ -18,8 +18,8 @@ pub struct StepPart<'a> {
     pub logits_for: LogitsFor,
     /// The logits of each row that are wanted, as by [`TokenChoice::best`](crate::TokenChoice::best); `None` for all.
     pub best: Option<BestLogits>,
-    /// What the next token is drawn by, and the one behind it; see [`TokenChoice::draws`](crate::TokenChoice::draws). In a step of one token
-    /// of this part alone, a device may begin the step behind it.
+    /// What the next token is drawn by, and the one behind it; see [`TokenChoice::draws`](crate::TokenChoice::draws).
+    /// In a step of one token of this part alone, a device may begin the step behind it.
     pub draws: Option<NextDraws>,
 }
 
@@ -48,12 +48,12 @@ impl StepPart<'_> {
     }
 }
 
-/// Computes pending tokens of all `parts` in one pass over the layers, and returns each part's logits. They may be the best ones
-/// alone if these are enough for all parts.
+/// Computes pending tokens of all `parts` in one pass over the layers, and returns each part's logits. They may be the
+/// best ones alone if these are enough for all parts.
 ///
 /// Prefill in pieces, decoding one token, several sequences at once and the verification of draft tokens are all calls
-/// of this function. The logits of a part do not depend on the other parts. A model's layer for multi-token prediction follows
-/// prompts; what is generated, it reads when it drafts.
+/// of this function. The logits of a part do not depend on the other parts. A model's layer for multi-token prediction
+/// follows prompts; what is generated, it reads when it drafts.
 ///
 /// After an error no token of the step counts as computed: all of them are still pending, and may be tried again.
 pub fn step(
@@ -74,8 +74,8 @@ pub fn step(
     followed.map(|()| logits)
 }
 
-/// As [`step`], without the layer for multi-token prediction. Tokens whose step was begun are computed before the others, unless `tap`
-/// observes all of them.
+/// As [`step`], without the layer for multi-token prediction. Tokens whose step was begun are computed before the
+/// others, unless `tap` observes all of them.
 fn step_or_ahead(
     decoder: &Decoder,
     experts: &mut dyn ExpertPath,
@@ -89,12 +89,11 @@ fn step_or_ahead(
         let choice =
             NextChoice { best: part.best.as_ref().filter(|_| one), draws: part.draws.as_ref().filter(|_| alone) };
         let before = part.sequence.computed_tokens().len();
-        let logits = match observed {
-            true => {
-                part.sequence.drop_ahead();
-                Ok(None)
-            }
-            false => part.sequence.step_ahead(decoder, experts, choice, tap),
+        let logits = if observed {
+            part.sequence.drop_ahead();
+            Ok(None)
+        } else {
+            part.sequence.step_ahead(decoder, experts, choice, tap)
         };
         ahead.push(logits.and_then(|logits| part.recompute(before, decoder, experts, tap).map(|()| logits)));
         if ahead.last().is_some_and(Result::is_err) {
@@ -122,7 +121,8 @@ fn step_or_ahead(
     }
 }
 
-/// The logits of the one pending token of `sequence` on `experts`. The token is pending again afterwards, also after an error.
+/// The logits of the one pending token of `sequence` on `experts`. The token is pending again afterwards, also after an
+/// error.
 pub(crate) fn exact_logits(
     decoder: &Decoder,
     experts: &mut dyn ExpertPath,

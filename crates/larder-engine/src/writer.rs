@@ -1,5 +1,5 @@
-//! Writing a text token by token: sample, detokenize, look for the end. The decode loop of a single generation and that of
-//! the server both take their tokens from here.
+//! Writing a text token by token: sample, detokenize, look for the end. The decode loop of a single generation and that
+//! of the server both take their tokens from here.
 
 use larder_model::{BestLogits, LogitsRow};
 
@@ -79,8 +79,8 @@ impl<'a> Writer<'a> {
         self.stop.stopped()
     }
 
-    /// Writes the next token. `logits` are those of the last of `tokens`, which are all before it; they are changed. The context
-    /// has `room` for more.
+    /// Writes the next token. `logits` are those of the last of `tokens`, which are all before it; they are changed.
+    /// The context has `room` for more.
     pub fn write(&mut self, mut logits: LogitsRow, tokens: &[u32], room: usize) -> Result<WrittenToken, SamplerError> {
         let forced = match (&mut self.grammar, &mut logits) {
             (Some(grammar), LogitsRow::All(logits)) => grammar.mask(logits)?,
@@ -107,14 +107,14 @@ impl<'a> Writer<'a> {
         Ok(WrittenToken { id, piece, finish })
     }
 
-    /// Takes note that the `dropped` tokens behind the first `keep` were dropped from the sequence, so that a text whose context
-    /// was full goes on.
+    /// Takes note that the `dropped` tokens behind the first `keep` were dropped from the sequence, so that a text
+    /// whose context was full goes on.
     pub fn shifted(&mut self, keep: usize, dropped: usize) {
         self.sampler.shifted(keep, dropped);
     }
 
-    /// Ends the text and returns what was held back: an incomplete character, or the beginning of a stop string. Nothing
-    /// follows a stop string.
+    /// Ends the text and returns what was held back: an incomplete character, or the beginning of a stop string.
+    /// Nothing follows a stop string.
     pub fn finish(&mut self) -> String {
         let text = self.text.take().map(Detokenizer::finish).unwrap_or_default();
         if self.stop.stopped().is_some() {

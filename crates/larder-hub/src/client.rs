@@ -213,9 +213,10 @@ fn origin(url: &str) -> Option<&str> {
 
 /// The target of a redirect; `None` if it is no URL or leads from https to http.
 fn redirected(from: &str, location: &str) -> Option<String> {
-    let to = match location.starts_with('/') && !location.starts_with("//") {
-        true => format!("{}{location}", origin(from)?),
-        false => location.to_owned(),
+    let to = if location.starts_with('/') && !location.starts_with("//") {
+        format!("{}{location}", origin(from)?)
+    } else {
+        location.to_owned()
     };
     origin(&to)?;
     (to.starts_with("https://") || from.starts_with("http://")).then_some(to)

@@ -1,5 +1,5 @@
-//! Downloads one file: into `NAME.part`, resuming an earlier attempt, and renamed once it is complete and its checksum is
-//! right.
+//! Downloads one file: into `NAME.part`, resuming an earlier attempt, and renamed once it is complete and its checksum
+//! is right.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -93,8 +93,8 @@ impl<'a> PartialFile<'a> {
         Ok(())
     }
 
-    /// Requests the rest until the file is complete. A transfer that was interrupted after at least one chunk resets the
-    /// count of failures.
+    /// Requests the rest until the file is complete. A transfer that was interrupted after at least one chunk resets
+    /// the count of failures.
     fn fill(&mut self) -> Result<()> {
         let mut failures = 0;
         while self.received < self.request.remote.bytes {
@@ -124,12 +124,11 @@ impl<'a> PartialFile<'a> {
     fn check_length(&self, response: &HubResponse) -> Result<(), HubError> {
         let header = |name| response.headers.get(name).and_then(|v| v.to_str().ok());
         let total = self.request.remote.bytes;
-        let (found, expected) = match response.partial {
-            true => {
-                let expected = format!("bytes {}-{}/{total}", self.received, total - 1);
-                (header("content-range").map(str::to_owned), expected)
-            }
-            false => (header("content-length").map(str::to_owned), total.to_string()),
+        let (found, expected) = if response.partial {
+            let expected = format!("bytes {}-{}/{total}", self.received, total - 1);
+            (header("content-range").map(str::to_owned), expected)
+        } else {
+            (header("content-length").map(str::to_owned), total.to_string())
         };
         match found {
             Some(found) if found.trim() != expected => {

@@ -1,5 +1,5 @@
-//! Downloads models from the Hugging Face hub: only the files that are needed, resumable and verified by checksum, in the
-//! order in which a conversion reads them, so that the conversion starts before the last file is complete.
+//! Downloads models from the Hugging Face hub: only the files that are needed, resumable and verified by checksum, in
+//! the order in which a conversion reads them, so that the conversion starts before the last file is complete.
 //!
 //! A [`Hub`] is the hub or a mirror; a [`Repo`] is one model on it at a fixed commit, with a download folder. A
 //! [`Repo::checkpoint`] reads like a local one and downloads its weights in the background; the disk space of converted

@@ -122,11 +122,10 @@ impl Repo {
     fn ggufs(&self) -> String {
         let all: Vec<&str> =
             self.listing.names().filter(|name| name.ends_with(".gguf")).take(MAX_NAMES_SHOWN).collect();
-        match all.is_empty() {
-            true => String::new(),
-            false => {
-                format!("; choose one of its GGUF files as {}:FILE: {}", self.name, all.join(", "))
-            }
+        if all.is_empty() {
+            String::new()
+        } else {
+            format!("; choose one of its GGUF files as {}:FILE: {}", self.name, all.join(", "))
         }
     }
 
@@ -164,9 +163,10 @@ impl Hub {
             let read = std::io::copy(&mut body.by_ref().take(skip), &mut std::io::sink());
             let read = read.and_then(|_| body.read_to_end(&mut bytes));
             read.map_err(|e| HubError::transient(format!("{url}: {e}")))?;
-            match bytes.len() as u64 == range.end - range.start {
-                true => Ok(bytes),
-                false => Err(HubError::transient(format!("{url}: the connection ended too early"))),
+            if bytes.len() as u64 == range.end - range.start {
+                Ok(bytes)
+            } else {
+                Err(HubError::transient(format!("{url}: the connection ended too early")))
             }
         })
     }
@@ -175,17 +175,15 @@ impl Hub {
 fn read_all(url: &str, body: impl Read, limit: u64) -> Result<Vec<u8>, HubError> {
     let mut bytes = Vec::new();
     body.take(limit + 1).read_to_end(&mut bytes).map_err(|e| HubError::transient(format!("{url}: {e}")))?;
-    match bytes.len() as u64 > limit {
-        true => Err(HubError::permanent(
-            StoreErrorKind::Malformed,
-            format!("{url}: the response has more than {limit} bytes"),
-        )),
-        false => Ok(bytes),
+    if bytes.len() as u64 > limit {
+        Err(HubError::permanent(StoreErrorKind::Malformed, format!("{url}: the response has more than {limit} bytes")))
+    } else {
+        Ok(bytes)
     }
 }
 
-/// Refuses a download folder with files of an unknown commit: they are known by name and length only, and could be taken for
-/// those of another commit.
+/// Refuses a download folder with files of an unknown commit: they are known by name and length only, and could be
+/// taken for those of another commit.
 fn check_unused(folder: &Path) -> Result<()> {
     let entries = fs::read_dir(folder).map_err(|e| StoreError::io(folder, "listing", e))?;
     let names = entries.flatten().map(|entry| entry.file_name());

@@ -1,5 +1,5 @@
-//! The samples of a downloaded file, by which the source of a store is identified. They are kept beside the file, because its
-//! bytes are released as they are converted.
+//! The samples of a downloaded file, by which the source of a store is identified. They are kept beside the file,
+//! because its bytes are released as they are converted.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,8 +28,8 @@ pub fn take(path: &Path) -> Result<Samples> {
     Ok(samples)
 }
 
-/// The samples of the file at `path`: those that were kept, or else those of its bytes. If they were not kept and bytes were
-/// released, the file is removed, to be downloaded again.
+/// The samples of the file at `path`: those that were kept, or else those of its bytes. If they were not kept and bytes
+/// were released, the file is removed, to be downloaded again.
 pub fn taken_or_known(path: &Path, released: &mut ReleasedRanges) -> Result<Option<Samples>> {
     match known(path) {
         Some(samples) => Ok(Some(samples)),

@@ -27,7 +27,8 @@ pub struct Inputs<'a> {
 #[derive(Default)]
 pub struct InputBuffer {
     blocks: Vec<Block>,
-    /// Blocks of the activations that it was filled with last. The others stay: to shrink and grow again would clear them.
+    /// Blocks of the activations that it was filled with last. The others stay: to shrink and grow again would clear
+    /// them.
     used: usize,
 }
 
@@ -37,8 +38,8 @@ impl InputBuffer {
         InputBuffer::default()
     }
 
-    /// Quantises `x [tokens, cols]` if `quantise` is set, as products with quantised weights want. Allocates only if there are
-    /// more values than in any call before.
+    /// Quantises `x [tokens, cols]` if `quantise` is set, as products with quantised weights want. Allocates only if
+    /// there are more values than in any call before.
     ///
     /// # Panics
     /// If `x` is not a whole number of rows, or rows to be quantised are not whole blocks of 32.
@@ -59,8 +60,8 @@ impl InputBuffer {
         self.of(x, cols)
     }
 
-    /// As [`fill_on`](InputBuffer::fill_on), of values that the same tasks make: `make` gets the number of a row, and the values of it and some
-    /// rows behind it.
+    /// As [`fill_on`](InputBuffer::fill_on), of values that the same tasks make: `make` gets the number of a row, and
+    /// the values of it and some rows behind it.
     ///
     /// # Panics
     /// As [`fill`](InputBuffer::fill).
@@ -129,8 +130,8 @@ impl<'a> Inputs<'a> {
         self.values
     }
 
-    /// All blocks of the quantised form, `[tokens, cols / 32]`, as bytes in this machine's byte order: for each block 32
-    /// integers, the scale, the scale times their sum, eight times their sum, and the sum of each half. Empty if
+    /// All blocks of the quantised form, `[tokens, cols / 32]`, as bytes in this machine's byte order: for each block
+    /// 32 integers, the scale, the scale times their sum, eight times their sum, and the sum of each half. Empty if
     /// there is no quantised form.
     pub fn all_blocks(&self) -> &'a [u8] {
         // SAFETY: blocks are plain numbers without padding.

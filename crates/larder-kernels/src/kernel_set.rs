@@ -8,8 +8,8 @@ use crate::weights::Panel;
 /// The most tokens that a kernel takes in one call: as many as stay in the L2 cache with the weights of a panel.
 pub const MAX_TOKENS: usize = 64;
 
-/// The most panels that a kernel takes in one call. They fill a register of sixteen lanes, and two streams of reads get more
-/// bandwidth than one: on a Zen 3 one thread reads 19 GB/s from one place, 26 from two, and 28 from four.
+/// The most panels that a kernel takes in one call. They fill a register of sixteen lanes, and two streams of reads get
+/// more bandwidth than one: on a Zen 3 one thread reads 19 GB/s from one place, 26 from two, and 28 from four.
 pub const MAX_PANELS: usize = 2;
 
 /// The results of a panel for one token; those beyond the rows of the panel are unspecified.
@@ -26,8 +26,8 @@ pub struct StridedRows<'a> {
 }
 
 impl StridedRows<'_> {
-    /// Checks what a weighted sum of these rows relies on: at least one output, all of one length that no row is shorter than,
-    /// and for each output as many factors as there are rows.
+    /// Checks what a weighted sum of these rows relies on: at least one output, all of one length that no row is
+    /// shorter than, and for each output as many factors as there are rows.
     pub(crate) fn check(&self, factors: &[&[f32]], out: &[&mut [f32]]) {
         let (count, width) = (factors[0].len(), out[0].len());
         assert!(count > 0, "there are no rows");

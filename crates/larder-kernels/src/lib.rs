@@ -4,8 +4,9 @@
 //! The crate works on borrowed bytes. It never reads files, never copies or converts a weight matrix as a whole, and
 //! allocates nothing per product.
 //!
-//! `portable.rs` defines every result to the bit. The SIMD kernels (AVX2, AVX-512, NEON) are chosen at run time and give the same
-//! bits, so a result depends neither on the machine, nor on the number of threads, nor on what else is in the batch.
+//! `portable.rs` defines every result to the bit. The SIMD kernels (AVX2, AVX-512, NEON) are chosen at run time and
+//! give the same bits, so a result depends neither on the machine, nor on the number of threads, nor on what else is in
+//! the batch.
 //!
 //! | type or function | what it is |
 //! |---|---|

@@ -16,8 +16,8 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// Gap closed: the share of the misses between LRU's and Belady's that a policy avoids, with a 95 % bootstrap interval over
-/// sequences. All arguments are counts of the same sequences. `None` if LRU and Belady have equally many misses.
+/// Gap closed: the share of the misses between LRU's and Belady's that a policy avoids, with a 95 % bootstrap interval
+/// over sequences. All arguments are counts of the same sequences. `None` if LRU and Belady have equally many misses.
 pub fn gap_closed(policy: &[SequenceCounts], lru: &[SequenceCounts], belady: &[SequenceCounts]) -> Option<Interval> {
     gap_advantage(policy, lru, lru, belady)
 }

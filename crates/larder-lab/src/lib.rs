@@ -1,9 +1,10 @@
 //! The lab: eviction policies and routing strategies compared on routing traces, before an engine uses them.
 //!
-//! Traces are generated ([`SyntheticRouting`]), imported ([`import`]) or recorded by the engine. [`replay`] runs one through
-//! the engine's own ledger and policies, [`reroute`] makes its choices of experts again with another strategy, and a
-//! [`ReplaySweep`] does both over many capacities. [`report`] turns the results into pages, CSV and JSON, [`train`] trains
-//! the weights of the policy `learned`, and [`eval`] measures quality: perplexity, agreement, accuracy.
+//! Traces are generated ([`SyntheticRouting`]), imported ([`import`]) or recorded by the engine. [`replay`] runs one
+//! through the engine's own ledger and policies, [`reroute`] makes its choices of experts again with another strategy,
+//! and a [`ReplaySweep`] does both over many capacities. [`report`] turns the results into pages, CSV and JSON,
+//! [`train`] trains the weights of the policy `learned`, and [`eval`] measures quality: perplexity, agreement,
+//! accuracy.
 //!
 //! A replay is a function of trace, spec and seed. It reads no experts and no clock: times are computed from a stated
 //! [`MachineProfile`]. Nothing here opens a model; [`eval`] gets a decoder from its caller.

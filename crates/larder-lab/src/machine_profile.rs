@@ -2,8 +2,8 @@
 
 /// A machine, reduced to what decides the speed of a replay.
 ///
-/// A token takes `compute_s` for everything but experts, and `expert_bytes / memory_rate` for each expert that it uses. Each
-/// miss takes `expert_bytes / ssd_rate + latency_s`. The share `overlap` of the compute time overlaps with reads.
+/// A token takes `compute_s` for everything but experts, and `expert_bytes / memory_rate` for each expert that it uses.
+/// Each miss takes `expert_bytes / ssd_rate + latency_s`. The share `overlap` of the compute time overlaps with reads.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize)]
 pub struct MachineProfile {
     /// Bytes of one expert.
@@ -34,9 +34,12 @@ pub struct ReplayLoad {
 impl MachineProfile {
     /// Checks the ranges; the error names the value that is out of range.
     pub fn check(&self) -> Result<(), String> {
-        let positive = |name: &str, n: f64| match n.is_finite() && n > 0.0 {
-            true => Ok(()),
-            false => Err(format!("the machine's {name} must be above 0, not {n}")),
+        let positive = |name: &str, n: f64| {
+            if n.is_finite() && n > 0.0 {
+                Ok(())
+            } else {
+                Err(format!("the machine's {name} must be above 0, not {n}"))
+            }
         };
         positive("bytes per expert", self.expert_bytes)?;
         positive("SSD rate", self.ssd_rate)?;
@@ -46,9 +49,10 @@ impl MachineProfile {
                 return Err(format!("the machine's {name} must be at least 0, not {n}"));
             }
         }
-        match (0.0..=1.0).contains(&self.overlap) {
-            true => Ok(()),
-            false => Err(format!("the machine's overlap must be from 0 to 1, not {}", self.overlap)),
+        if (0.0..=1.0).contains(&self.overlap) {
+            Ok(())
+        } else {
+            Err(format!("the machine's overlap must be from 0 to 1, not {}", self.overlap))
         }
     }
 

@@ -16,8 +16,8 @@ pub fn median_interval(values: &[f64]) -> Option<Interval> {
     Some(Interval { value: (lower + upper) / 2.0, low: sorted[beyond], high: sorted[n - 1 - beyond] })
 }
 
-/// The number of values below the interval, and above it: each of `n` values is below the median with probability 1/2, so
-/// their number is binomial, and at most 2.5 % may lie outside at either end.
+/// The number of values below the interval, and above it: each of `n` values is below the median with probability 1/2,
+/// so their number is binomial, and at most 2.5 % may lie outside at either end.
 fn values_beyond(n: usize) -> usize {
     let mut term = 0.5f64.powi(n.min(1000) as i32);
     let (mut below, mut beyond) = (term, 0);
@@ -53,7 +53,8 @@ mod tests {
 
     #[test]
     fn intervals_are_those_of_the_tables_of_order_statistics() {
-        // Conover, Practical Nonparametric Statistics: ranks 1 and 6 of 6, 2 and 9 of 10, 6 and 15 of 20, 40 and 61 of 100.
+        // Conover, Practical Nonparametric Statistics: ranks 1 and 6 of 6, 2 and 9 of 10, 6 and 15 of 20, 40 and 61 of
+        // 100.
         let beyond = [1, 5, 6, 8, 9, 10, 20, 100].map(values_beyond);
         assert_eq!(beyond, [0, 0, 0, 0, 1, 1, 5, 39]);
         let found = median_interval(&(1..=10).map(f64::from).collect::<Vec<_>>()).unwrap();

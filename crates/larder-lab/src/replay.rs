@@ -111,8 +111,8 @@ pub fn replay_requests(
     Ok(replay_policies(requests, shape, policies))
 }
 
-/// As [`replay_requests`], with policies that need not be in the table of names. The caller guarantees one for each pool
-/// of `shape`, which is of [`Requests::cache_shape`].
+/// As [`replay_requests`], with policies that need not be in the table of names. The caller guarantees one for each
+/// pool of `shape`, which is of [`Requests::cache_shape`].
 pub fn replay_policies(requests: &Requests, shape: &CacheShape, policies: Vec<Box<dyn Eviction>>) -> ReplayResult {
     let mut tally = Tally {
         starts: Vec::new(),
@@ -149,8 +149,8 @@ pub(crate) trait Observer {
     fn visited(&mut self, request: &LayerRequest, assignment: &SlotAssignment);
 }
 
-/// Runs requests through the ledger in the order of the engine's calls. The caller guarantees that no capacity of a request is
-/// beyond the shape's.
+/// Runs requests through the ledger in the order of the engine's calls. The caller guarantees that no capacity of a
+/// request is beyond the shape's.
 pub(crate) fn replay_observed(
     requests: &Requests,
     shape: &CacheShape,

@@ -14,8 +14,8 @@ use larder_policy::routing::{ExpertChoice, Router, RouterInput, RoutingSpec, Str
 
 use crate::{InitialCache, LabError, Requests};
 
-/// Makes every choice of a trace again with the strategy `routing`, which sees a cache of `slots` per layer. Returns the new
-/// trace, whose replay through the same cache gives the counts, and the quality of its choices.
+/// Makes every choice of a trace again with the strategy `routing`, which sees a cache of `slots` per layer. Returns
+/// the new trace, whose replay through the same cache gives the counts, and the quality of its choices.
 pub fn reroute(
     trace: &Trace,
     (slots, scope, scratch): (usize, CacheScope, usize),

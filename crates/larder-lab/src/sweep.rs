@@ -152,7 +152,8 @@ impl<'a> ReplaySweep<'a> {
         self.start
     }
 
-    /// Runs the sweep on `threads` threads. Cells are ordered by scope, capacity and policy, whatever the number of threads.
+    /// Runs the sweep on `threads` threads. Cells are ordered by scope, capacity and policy, whatever the number of
+    /// threads.
     pub fn run(&self, threads: usize, progress: SweepProgress) -> Result<Vec<SweepCell>, LabError> {
         let jobs: Vec<(usize, SweepJob)> =
             self.plans.iter().enumerate().flat_map(|(at, plan)| self.jobs(at, plan)).collect();

@@ -122,9 +122,10 @@ impl SyntheticRouting {
         if !(h > -1.0 && h <= 1e6) {
             return Err(format!("h must be above -1 and at most 1000000, not {h}"));
         }
-        match (0.0..=1.0).contains(&repeat) {
-            true => Ok(()),
-            false => Err(format!("the probability of a repeat must be from 0 to 1, not {repeat}")),
+        if (0.0..=1.0).contains(&repeat) {
+            Ok(())
+        } else {
+            Err(format!("the probability of a repeat must be from 0 to 1, not {repeat}"))
         }
     }
 

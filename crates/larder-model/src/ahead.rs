@@ -1,5 +1,5 @@
-//! Steps that run ahead: a device draws the token that a step yields and begins the next one with it, while the host still waits for the
-//! logits. The host draws again from these, and its token counts.
+//! Steps that run ahead: a device draws the token that a step yields and begins the next one with it, while the host
+//! still waits for the logits. The host draws again from these, and its token counts.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -28,8 +28,8 @@ pub struct BegunStep {
 }
 
 impl BegunStep {
-    /// Whether the host has waited for the device while it began the step: then the next one cannot begin much sooner than without running
-    /// ahead.
+    /// Whether the host has waited for the device while it began the step: then the next one cannot begin much sooner
+    /// than without running ahead.
     pub fn has_waited(&self) -> bool {
         self.waited
     }
@@ -48,7 +48,8 @@ struct BegunCopies {
 /// What a step is begun with.
 #[derive(Clone, Copy)]
 pub struct AheadInput<'a> {
-    /// The step that draws the token, if it is not known and the step [can follow](Decoder::can_follow); then the token of the span is any one.
+    /// The step that draws the token, if it is not known and the step [can follow](Decoder::can_follow); then the token
+    /// of the span is any one.
     pub after: Option<&'a BegunStep>,
     /// The logits that the choice of the next token reads; `None` for all.
     pub best: Option<&'a BestLogits>,
@@ -59,7 +60,8 @@ pub struct AheadInput<'a> {
 }
 
 impl Decoder {
-    /// From now on steps may run ahead: copies the embedding of tokens to the device that computes chains, unless it is there.
+    /// From now on steps may run ahead: copies the embedding of tokens to the device that computes chains, unless it is
+    /// there.
     pub fn place_embedding(&self) -> Result<()> {
         let Some(device) = &self.stack.head.compute().device_products else { return Ok(()) };
         self.embedding().place_on(device.as_ref())?;
@@ -68,7 +70,8 @@ impl Decoder {
         Ok(())
     }
 
-    /// Whether steps whose choice reads these logits, `None` for all, can be [begun](Self::begin_step) before the token before is known.
+    /// Whether steps whose choice reads these logits, `None` for all, can be [begun](Self::begin_step) before the token
+    /// before is known.
     pub fn runs_ahead(&self, best: Option<&BestLogits>) -> bool {
         let vocab = self.stack.vocab;
         let reads = match best {
@@ -95,8 +98,8 @@ impl Decoder {
         step.run == self.runs.load(Relaxed)
     }
 
-    /// Whether a step can be begun behind this one: no other has begun since, so that the token that it draws is still on the device, and
-    /// where that decides on experts, they are there too.
+    /// Whether a step can be begun behind this one: no other has begun since, so that the token that it draws is still
+    /// on the device, and where that decides on experts, they are there too.
     pub fn can_follow(&self, step: &BegunStep, experts: &mut dyn ExpertPath) -> bool {
         let mut chooses = |moe: &Moe| {
             moe.may_choose_on_device()
@@ -110,10 +113,11 @@ impl Decoder {
         self.stack.layers.iter().filter_map(|layer| layer.moe()).filter_map(|moe| Some((moe, moe.by_token.as_ref()?)))
     }
 
-    /// Begins a step of one token, of whose logits the best are asked for: appends it to the KV cache, and returns while the device computes
-    /// it, unless a part of it is computed on the CPU. The caller guarantees that the model [runs ahead](Self::runs_ahead), that the step is
-    /// [finished](Self::finish_step), if it still [can be](Self::can_finish), or its token dropped from the KV cache, and that of one run no
-    /// more than two steps are in flight.
+    /// Begins a step of one token, of whose logits the best are asked for: appends it to the KV cache, and returns
+    /// while the device computes it, unless a part of it is computed on the CPU. The caller guarantees that the model
+    /// [runs ahead](Self::runs_ahead), that the step is [finished](Self::finish_step), if it still [can
+    /// be](Self::can_finish), or its token dropped from the KV cache, and that of one run no more than two steps are in
+    /// flight.
     ///
     /// After an error the KV cache is as after an error of [`step`](Self::step).
     pub fn begin_step(
@@ -172,8 +176,8 @@ impl Decoder {
         self.in_all_streams(row).map(Some)
     }
 
-    /// Waits for a step, and not for one that has begun behind it. Returns its logits, and the token that the device has drawn from them;
-    /// `None` if more tokens may be drawn than it returns.
+    /// Waits for a step, and not for one that has begun behind it. Returns its logits, and the token that the device
+    /// has drawn from them; `None` if more tokens may be drawn than it returns.
     ///
     /// After an error the caller drops the tokens of this step, and of one behind it, from the KV cache.
     pub fn finish_step(
@@ -198,14 +202,16 @@ impl Decoder {
         Ok(logits.map(|logits| (logits, row[0].to_bits())))
     }
 
-    /// The logits that a device has changed, as they were: those of the listed tokens and of the token that it had drawn before.
+    /// The logits that a device has changed, as they were: those of the listed tokens and of the token that it had
+    /// drawn before.
     fn changed_in<'a>(&self, row: &'a [f32], listed: &'a [u32]) -> impl Iterator<Item = (u32, f32)> + use<'a> {
         let (vocab, drawn) = (self.stack.vocab, row.split_last_chunk().map(|(_, [logit, id])| (id.to_bits(), *logit)));
         let all = listed.iter().copied().zip(row.iter().copied()).chain(drawn);
         all.filter(move |(id, _)| (*id as usize) < vocab)
     }
 
-    /// Waits for steps that were begun and are not finished; their results are dropped. The caller drops their tokens from the KV cache.
+    /// Waits for steps that were begun and are not finished; their results are dropped. The caller drops their tokens
+    /// from the KV cache.
     pub fn drop_steps(&self) {
         self.settle();
     }

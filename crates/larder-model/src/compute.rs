@@ -26,7 +26,8 @@ pub struct ComputeContext {
     pub device_products: Option<Arc<dyn DeviceProducts>>,
     /// The device that stores keys and values and computes attention over those; `None` for the CPU.
     pub device_attention: Option<Arc<dyn DeviceAttention>>,
-    /// The number of layers with keys and values on that device, the first ones in the order of `LayerShape::device_order`.
+    /// The number of layers with keys and values on that device, the first ones in the order of
+    /// `LayerShape::device_order`.
     pub kv_device_layers: usize,
     /// Chains of operations on the device of products and attention; `None` where each is waited for.
     pub device_ops: Option<Arc<dyn Ops>>,
@@ -55,8 +56,8 @@ impl ComputeContext {
         Ok(ComputeContext::on(ThreadPool::new(threads, pin)?.into()))
     }
 
-    /// A context for a second model on the same threads, which one model at a time computes on. No device; the KV cache is f32
-    /// and has no limit.
+    /// A context for a second model on the same threads, which one model at a time computes on. No device; the KV cache
+    /// is f32 and has no limit.
     pub fn on_same_threads(&self) -> Self {
         ComputeContext { exact: self.exact, ..ComputeContext::on(self.pool.clone()) }
     }

@@ -1,4 +1,5 @@
-//! The forward pass: embedding, layers, final norm, output head, in one step over some tokens of each of several sequences.
+//! The forward pass: embedding, layers, final norm, output head, in one step over some tokens of each of several
+//! sequences.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -167,7 +168,8 @@ impl Decoder {
         self.stack.ffns().any(|ffn| matches!(ffn, Ffn::Moe(moe) if moe.router.may_skip()))
     }
 
-    /// Whether a sequence can go back a few tokens without computing any again: there is neither an encoder nor a recurrent state.
+    /// Whether a sequence can go back a few tokens without computing any again: there is neither an encoder nor a
+    /// recurrent state.
     pub fn rewinds_freely(&self) -> bool {
         self.stack.rewinds_freely()
     }
@@ -187,7 +189,8 @@ impl Decoder {
         self.stack.layer_count()
     }
 
-    /// How many rows of tables of n-grams were read and found in memory so far; `None` if the model has no such table on the SSD.
+    /// How many rows of tables of n-grams were read and found in memory so far; `None` if the model has no such table
+    /// on the SSD.
     pub fn ngram_rows(&self) -> Option<RowTraffic> {
         let mixers = self.stack.layers.iter().filter_map(|layer| layer.mixer.as_ref());
         mixers.filter_map(|mixer| mixer.part.ngram_rows()).reduce(|all, own| all + own)
@@ -252,12 +255,12 @@ impl Decoder {
         self.stack.ropes.iter().all(|rope| rope.same_angles(before, after))
     }
 
-    /// Computes a step: the tokens of all `spans`, visiting each layer once. Appends them to their KV caches, and returns
-    /// the logits that the spans ask for, span after span: `[rows, vocab]`.
+    /// Computes a step: the tokens of all `spans`, visiting each layer once. Appends them to their KV caches, and
+    /// returns the logits that the spans ask for, span after span: `[rows, vocab]`.
     ///
-    /// The encoder of an encoder-decoder model reads a prompt as a whole, when the logits of its last token are asked for or
-    /// when a token behind it is computed. No other token of a prompt has logits. A prompt that follows generated text
-    /// begins at the start of the sequence.
+    /// The encoder of an encoder-decoder model reads a prompt as a whole, when the logits of its last token are asked
+    /// for or when a token behind it is computed. No other token of a prompt has logits. A prompt that follows
+    /// generated text begins at the start of the sequence.
     ///
     /// After an error the contents of the KV caches after their first `len` tokens are unspecified; truncating
     /// each to its `len` makes it valid again.
@@ -265,8 +268,8 @@ impl Decoder {
         self.step_best(spans, None, experts, tap).map(Logits::into_all)
     }
 
-    /// As [`step`](Self::step), for a choice that reads `best` of each row alone: a device that computes the logits may find these itself, so that the
-    /// others are not copied.
+    /// As [`step`](Self::step), for a choice that reads `best` of each row alone: a device that computes the logits may
+    /// find these itself, so that the others are not copied.
     pub fn step_best(
         &self,
         spans: &mut [Span],
@@ -294,7 +297,8 @@ impl Decoder {
         let _ = self.ops().download(&[]);
     }
 
-    /// Computes the tokens of all `spans` behind those that their KV caches have, of which it does not count the new ones.
+    /// Computes the tokens of all `spans` behind those that their KV caches have, of which it does not count the new
+    /// ones.
     pub(crate) fn forward(
         &self,
         spans: &mut [Span],

@@ -39,7 +39,8 @@ pub trait EmbeddingRows: Send + Sync {
         false
     }
 
-    /// The row whose number is the first value of `number`, as bits, begun on the device that has the matrix; `None` if none has.
+    /// The row whose number is the first value of `number`, as bits, begun on the device that has the matrix; `None` if
+    /// none has.
     fn begin_row(&self, number: Rows, ops: &dyn Ops) -> Result<Option<Rows>> {
         let _ = (number, ops);
         Ok(None)

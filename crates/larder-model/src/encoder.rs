@@ -28,16 +28,14 @@ impl Decoder {
             self.prepare(encoder, span, experts, tap)?;
         }
         let mut decoded: Vec<Span> = spans.iter_mut().filter_map(|span| decoder_span(encoder, span)).collect();
-        let logits = match decoded.is_empty() {
-            true => Logits::default(),
-            false => self.forward(&mut decoded, best, experts, tap)?,
-        };
+        let logits =
+            if decoded.is_empty() { Logits::default() } else { self.forward(&mut decoded, best, experts, tap)? };
         spans.iter_mut().for_each(count_tokens);
         Ok(logits)
     }
 
-    /// Appends the tokens of a span to the input of the encoder or the decoder, and computes what comes before those of the
-    /// decoder.
+    /// Appends the tokens of a span to the input of the encoder or the decoder, and computes what comes before those of
+    /// the decoder.
     fn prepare(
         &self,
         encoder: &Encoder,
@@ -59,9 +57,10 @@ impl Decoder {
         if !generated {
             input.computed = false;
         }
-        match !generated && span.logits_for != LogitsFor::None {
-            true => self.encode(encoder, usize::MAX, span, experts, tap),
-            false => Ok(()),
+        if !generated && span.logits_for != LogitsFor::None {
+            self.encode(encoder, usize::MAX, span, experts, tap)
+        } else {
+            Ok(())
         }
     }
 
@@ -159,7 +158,8 @@ fn input<'s>(span: &'s mut Span) -> &'s mut EncoderInput {
     span.cache.encoder.as_mut().expect("the caches of a model with an encoder have its input")
 }
 
-/// What the decoder computes for a span: generated tokens, or the start token behind a prompt whose logits are asked for.
+/// What the decoder computes for a span: generated tokens, or the start token behind a prompt whose logits are asked
+/// for.
 fn decoder_span<'s>(encoder: &'s Encoder, span: &'s mut Span) -> Option<Span<'s>> {
     let Span { tokens, horizon, logits_for, origin, .. } = *span;
     match origin.phase {

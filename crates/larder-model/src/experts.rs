@@ -25,13 +25,14 @@ pub struct MoeCall<'a> {
     pub on_device: Option<CallOnDevice>,
     /// Rows of `logits` and `x`.
     pub tokens: usize,
-    /// `[tokens, k]`: the experts, where the token decides on them and not the router. No routing strategy changes them.
+    /// `[tokens, k]`: the experts, where the token decides on them and not the router. No routing strategy changes
+    /// them.
     pub known: Option<&'a [ExpertId]>,
     /// Sequence and phase of each token. Only routing and recording look at it; empty where experts are computed whose
     /// routing is already known.
     pub origins: &'a [TokenOrigin],
-    /// Computes what the layer adds to its experts and does not depend on them. A path calls it where it would only wait,
-    /// any number of times: the first call computes, the others do nothing.
+    /// Computes what the layer adds to its experts and does not depend on them. A path calls it where it would only
+    /// wait, any number of times: the first call computes, the others do nothing.
     pub meanwhile: &'a dyn Fn(),
 }
 
@@ -61,7 +62,8 @@ pub struct DeviceMoeCall<'a> {
     pub gate: &'a Gate,
     /// Activation function of the experts.
     pub act: Activation,
-    /// `[tokens, experts]`; or `[tokens, experts + 1]`, whose softmax the gate reads, if there is a class for no expert.
+    /// `[tokens, experts]`; or `[tokens, experts + 1]`, whose softmax the gate reads, if there is a class for no
+    /// expert.
     pub logits: Rows,
     /// Added to the score of that class, which is the last.
     pub none: Option<f32>,
@@ -76,8 +78,8 @@ pub struct DeviceMoeCall<'a> {
 pub enum KnownExperts<'a> {
     /// `[tokens, k]`
     Ids(&'a [ExpertId]),
-    /// A row of the table `[vocab, k]` with this id, numbers as bits, which the device [keeps](crate::Ops::keep): that of the token that it
-    /// has drawn last.
+    /// A row of the table `[vocab, k]` with this id, numbers as bits, which the device [keeps](crate::Ops::keep): that
+    /// of the token that it has drawn last.
     OfDrawn(usize),
 }
 
@@ -107,10 +109,11 @@ impl Routed {
 /// The origin of the router logits of a hint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HintSource {
-    /// A prediction: the layer's router, applied to the hidden states of the MoE layer before, to which that layer's experts have
-    /// not been added. It comes before [`forward`](ExpertPath::forward) of that layer.
+    /// A prediction: the layer's router, applied to the hidden states of the MoE layer before, to which that layer's
+    /// experts have not been added. It comes before [`forward`](ExpertPath::forward) of that layer.
     LayerBefore,
-    /// The logits by which the layer will choose, known before its attention because its router reads what the layer gets.
+    /// The logits by which the layer will choose, known before its attention because its router reads what the layer
+    /// gets.
     Router,
 }
 
@@ -128,8 +131,8 @@ pub trait ExpertPath {
         None
     }
 
-    /// The same experts with the model's own routing, to compare with, where a routing strategy may choose others; `None` where none
-    /// does, or where that cannot be computed beside it.
+    /// The same experts with the model's own routing, to compare with, where a routing strategy may choose others;
+    /// `None` where none does, or where that cannot be computed beside it.
     fn exact(&mut self) -> Option<&mut dyn ExactPath> {
         None
     }
@@ -140,20 +143,20 @@ pub trait ExpertPath {
         false
     }
 
-    /// Whether experts may be computed for tokens that may not become part of the text: not where they would change what
-    /// follows, or be recorded.
+    /// Whether experts may be computed for tokens that may not become part of the text: not where they would change
+    /// what follows, or be recorded.
     fn may_compute_drafts(&self) -> bool {
         true
     }
 
-    /// A hint: router logits `[tokens, experts]` of `layer` before its [`forward`](Self::forward). A hint changes latency, never
-    /// results.
+    /// A hint: router logits `[tokens, experts]` of `layer` before its [`forward`](Self::forward). A hint changes
+    /// latency, never results.
     fn hint(&mut self, source: HintSource, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
         let _ = (source, layer, gate, logits);
     }
 
-    /// The experts that `layer` will use, `[tokens, k]`, known before its [`forward`](Self::forward). Changes latency, never
-    /// results.
+    /// The experts that `layer` will use, `[tokens, k]`, known before its [`forward`](Self::forward). Changes latency,
+    /// never results.
     fn will_use(&mut self, layer: LayerIdx, gate: &Gate, experts: &[ExpertId]) {
         let _ = (layer, gate, experts);
     }
@@ -161,19 +164,19 @@ pub trait ExpertPath {
 
 /// Computes experts on a device, and chooses them there where it has all of a layer.
 pub trait DevicePath {
-    /// As [`ExpertPath::forward`] for a call whose inputs are [on the device](MoeCall::on_device). Where the sums are computed there it
-    /// returns, without waiting, the rows `residual + (sums + shared)`, and `out` is unspecified.
+    /// As [`ExpertPath::forward`] for a call whose inputs are [on the device](MoeCall::on_device). Where the sums are
+    /// computed there it returns, without waiting, the rows `residual + (sums + shared)`, and `out` is unspecified.
     fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<Rows>)>;
 
     /// Whether the device chooses the experts of a layer: it has all of them, and no strategy on the host has a say.
     fn chooses(&mut self, layer: LayerIdx, gate: &Gate, tokens: usize) -> bool;
 
-    /// As [`begin`](Self::begin), with the choice on the device too: the host learns of it by [`count_chosen`](Self::count_chosen). The
-    /// caller has asked whether the device [chooses](Self::chooses).
+    /// As [`begin`](Self::begin), with the choice on the device too: the host learns of it by
+    /// [`count_chosen`](Self::count_chosen). The caller has asked whether the device [chooses](Self::chooses).
     fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<Rows>;
 
-    /// The router logits of a call are on the device: experts that are there too may be begun before the host knows the choice. The
-    /// [`begin`](Self::begin) of the same call follows, unless its only token has no expert.
+    /// The router logits of a call are on the device: experts that are there too may be begun before the host knows the
+    /// choice. The [`begin`](Self::begin) of the same call follows, unless its only token has no expert.
     fn begin_hits(&mut self, call: &DeviceMoeCall) -> Result<()> {
         let _ = call;
         Ok(())
@@ -190,8 +193,8 @@ pub trait DevicePath {
 
 /// Computes experts by the model's own routing beside a path with another.
 pub trait ExactPath {
-    /// [`ExpertPath::forward`] with the model's own routing. It leaves nothing behind: residency, the order of eviction and every count
-    /// stay as they are.
+    /// [`ExpertPath::forward`] with the model's own routing. It leaves nothing behind: residency, the order of eviction
+    /// and every count stay as they are.
     fn forward_exactly(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed>;
 
     /// Tells how far the output of the token that was computed last is from that of the model's own routing, in nats.
@@ -267,8 +270,8 @@ pub(crate) fn route_on(call: &MoeCall, threads: &ThreadPool) -> Routed {
 /// Choices among which [`wanted_experts`] finds a repeated expert by looking at all.
 const FEW: usize = 32;
 
-/// The distinct experts in `ids [tokens, k]`, in order of last use, each with the number of tokens that chose it. The experts
-/// of one token are in order of rank.
+/// The distinct experts in `ids [tokens, k]`, in order of last use, each with the number of tokens that chose it. The
+/// experts of one token are in order of rank.
 pub fn wanted_experts(ids: &[ExpertId], experts: usize) -> Few<WantedExpert> {
     let mut wanted: Few<WantedExpert> = Few::with_capacity(ids.len().min(experts));
     if ids.len() <= FEW {

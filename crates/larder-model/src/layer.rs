@@ -5,8 +5,8 @@
 //! x = x + after(ffn(norm(x)))
 //! ```
 //!
-//! The host waits once on a device, for the router: what follows the experts is begun with them, up to the router of the next layer. Where
-//! the device has all experts of a layer it chooses them too, and the host does not wait.
+//! The host waits once on a device, for the router: what follows the experts is begun with them, up to the router of
+//! the next layer. Where the device has all experts of a layer it chooses them too, and the host does not wait.
 
 use larder_core::ExpertId;
 

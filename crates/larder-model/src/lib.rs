@@ -5,8 +5,8 @@
 //! weights and computes prefill and decode; [`KvCache`] is the state of one sequence. Each MoE layer hands its router
 //! logits to an [`ExpertPath`], which chooses and computes the experts: [`AllResident`] keeps all of them in memory,
 //! the crates above stream them. Matrix products and attention run on a [`ComputeContext`], on CPU threads or on a
-//! device behind [`DeviceProducts`], [`DeviceAttention`], [`Ops`] and [`DeviceExperts`]. A [`Tap`] observes hidden states,
-//! routing and times.
+//! device behind [`DeviceProducts`], [`DeviceAttention`], [`Ops`] and [`DeviceExperts`]. A [`Tap`] observes hidden
+//! states, routing and times.
 //!
 //! This crate never opens a file, tokenises text, evicts or prefetches an expert. Results have the same bits for any
 //! number of threads, any size of the prefill chunks, and on a device as on the CPU.

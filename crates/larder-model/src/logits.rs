@@ -16,7 +16,8 @@ pub(crate) const BEST_MOST: usize = BEST_FOUND / 2;
 pub enum Logits {
     /// All of them: `[rows, vocab]`.
     All(Vec<f32>),
-    /// Of each row what [`BestLogits`] wants, those equal to the last of the highest, and maybe others; in the order of ids.
+    /// Of each row what [`BestLogits`] wants, those equal to the last of the highest, and maybe others; in the order of
+    /// ids.
     Best(Vec<Vec<TokenLogit>>),
 }
 
@@ -25,8 +26,8 @@ pub enum Logits {
 pub struct BestLogits {
     /// How many of the highest.
     pub count: usize,
-    /// How the choice changes logits first. The logits of the listed tokens are wanted too, as the model yields them, and do not count as any of
-    /// the highest.
+    /// How the choice changes logits first. The logits of the listed tokens are wanted too, as the model yields them,
+    /// and do not count as any of the highest.
     pub changes: LogitChanges,
 }
 
@@ -243,8 +244,8 @@ pub(crate) fn is_less(best: &BestLogits, vocab: usize) -> bool {
     best.count <= BEST_MOST && 4 * (best.count + best.changes.tokens.len()) < vocab
 }
 
-/// The logits that a device has found in a row and those that it took out before, in the order of ids; `None` if there were more than it
-/// could return.
+/// The logits that a device has found in a row and those that it took out before, in the order of ids; `None` if there
+/// were more than it could return.
 pub(crate) fn found_in(row: &[f32], taken: impl Iterator<Item = (u32, f32)>) -> Option<Vec<TokenLogit>> {
     let found = row.get(1..1 + 2 * row[0].to_bits() as usize)?.as_chunks().0;
     let mut best: Vec<_> = taken.map(|(id, logit)| TokenLogit { id, logit }).collect();
@@ -275,7 +276,8 @@ fn hand_out_hidden(x: &HostRows, spans: &mut [Span], pass: &ForwardPass) {
     }
 }
 
-/// Some rows of `x`, given as ranges of first row and count; `None` if there are none. They are copied side by side unless they follow each other.
+/// Some rows of `x`, given as ranges of first row and count; `None` if there are none. They are copied side by side
+/// unless they follow each other.
 fn rows_of(x: Rows, ranges: &[(usize, usize)], ops: &dyn Ops) -> Result<Option<Rows>> {
     let (Some((first, _)), Some((last, count))) = (ranges.first(), ranges.last()) else { return Ok(None) };
     let rows = last + count - first;

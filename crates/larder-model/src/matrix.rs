@@ -59,10 +59,7 @@ impl Matrix {
 
     /// Row `row` as f32; zeros of a matrix that was only requested, and has no bytes.
     pub fn row(&self, row: usize, out: &mut [f32]) {
-        match self.bytes.is_empty() {
-            true => out.fill(0.0),
-            false => larder_kernels::widen_row(self.stored(), row, out),
-        }
+        if self.bytes.is_empty() { out.fill(0.0) } else { larder_kernels::widen_row(self.stored(), row, out) }
     }
 
     /// The length of each column, as a vector.
@@ -94,7 +91,8 @@ impl Matrix {
         self.uploaded.get().copied()
     }
 
-    /// Moves the matrix to where its products are computed. If the context has a device, the bytes are uploaded, and the copy in main memory is dropped with its last clone.
+    /// Moves the matrix to where its products are computed. If the context has a device, the bytes are uploaded, and
+    /// the copy in main memory is dropped with its last clone.
     pub fn place(self) -> Result<PlacedMatrix> {
         let location = match &self.compute.device_products {
             Some(device) => Location::Device(device.clone(), self.upload(device.as_ref())?),

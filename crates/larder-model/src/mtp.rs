@@ -23,10 +23,11 @@ impl Decoder {
         KvCache::behind(before, self.stack.mtp.iter().map(|mtp| mtp.layer.shape()), &self.kv_pool)
     }
 
-    /// Computes the layer for multi-token prediction. The tokens of a span are those behind the positions that `hidden` has the
-    /// hidden states of, `[tokens of all spans, hidden]`; its KV cache is of the layer alone. As [`step`](Self::step), it appends
-    /// to the KV caches and returns the logits that the spans ask for, which are of the tokens behind those given. The hidden states that
-    /// a span asks for can take the place of the model's, for the next token.
+    /// Computes the layer for multi-token prediction. The tokens of a span are those behind the positions that `hidden`
+    /// has the hidden states of, `[tokens of all spans, hidden]`; its KV cache is of the layer alone. As
+    /// [`step`](Self::step), it appends to the KV caches and returns the logits that the spans ask for, which are of
+    /// the tokens behind those given. The hidden states that a span asks for can take the place of the model's, for the
+    /// next token.
     ///
     /// After an error the KV caches are as after an error of [`step`](Self::step).
     pub fn predict(

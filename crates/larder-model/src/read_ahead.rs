@@ -1,7 +1,7 @@
 //! Reads the tensors of a model ahead of the code that builds it, in the order in which that will request them.
 //!
-//! One tensor after the other would leave the SSD idle while the system provides memory, while checksums are compared and
-//! rows are reordered.
+//! One tensor after the other would leave the SSD idle while the system provides memory, while checksums are compared
+//! and rows are reordered.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -42,8 +42,8 @@ struct State {
 pub(crate) struct Reading<'q, 'a>(&'q ReadAhead<'a>);
 
 impl<'a> ReadAhead<'a> {
-    /// For a build that will request `specs`, in this order. A tensor that is read by row, is missing or has another shape
-    /// is left to the request.
+    /// For a build that will request `specs`, in this order. A tensor that is read by row, is missing or has another
+    /// shape is left to the request.
     pub fn new(source: &'a dyn Tensors, specs: &'a [TensorSpec]) -> Self {
         let tensor = |spec: &'a TensorSpec| {
             let stays_on_ssd = spec.by_row && source.rows(&spec.name).is_some();
@@ -54,8 +54,8 @@ impl<'a> ReadAhead<'a> {
         ReadAhead { source, tensors, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Starts the threads; they end when all is read, or when the returned guard is dropped. Without threads every request
-    /// reads its tensor itself.
+    /// Starts the threads; they end when all is read, or when the returned guard is dropped. Without threads every
+    /// request reads its tensor itself.
     pub fn begin<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Reading<'scope, 'a> {
         for i in 0..THREADS {
             let thread = thread::Builder::new().name(format!("larder-load-{i}"));
@@ -96,9 +96,10 @@ impl<'a> ReadAhead<'a> {
             let mut bytes = Bytes::zeroed(len);
             let read = self.source.read(name, 0, &mut bytes).map(|()| bytes);
             let mut state = self.state();
-            match at < state.taken {
-                true => state.bytes -= len,
-                false => drop(state.ready.insert(at, read)),
+            if at < state.taken {
+                state.bytes -= len
+            } else {
+                drop(state.ready.insert(at, read))
             }
             self.changed.notify_all();
         }

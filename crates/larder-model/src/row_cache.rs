@@ -13,7 +13,8 @@ use crate::ops::{Ops, Rows};
 /// Rows that are kept in memory, if they take less than [`CACHED_BYTES`] more of them.
 const CACHED_ROWS: usize = 1024;
 const CACHED_BYTES: usize = 4 << 20;
-/// Bytes of the rows that are read at a time, and the fewest and the most of them: each may be read with a larger block.
+/// Bytes of the rows that are read at a time, and the fewest and the most of them: each may be read with a larger
+/// block.
 const BATCH_BYTES: usize = 1 << 20;
 const BATCH_ROWS: (usize, usize) = (16, 256);
 /// Bytes that the bookkeeping of a kept row takes.

@@ -26,8 +26,8 @@ impl Decoder {
         (self.kv_pool.has_device() && recurrent) || self.new_kv_cache().layers.iter().any(on_device)
     }
 
-    /// The KV cache of `tokens` tokens that [`KvCache::save`] wrote to `bytes` bytes, from which no more are read. Memory is
-    /// allocated only for what is there.
+    /// The KV cache of `tokens` tokens that [`KvCache::save`] wrote to `bytes` bytes, from which no more are read.
+    /// Memory is allocated only for what is there.
     pub fn load_kv_cache(&self, tokens: usize, bytes: u64, from: &mut dyn Read) -> Result<KvCache, SavedStateError> {
         self.check_saving()?;
         self.check_len(tokens)?;

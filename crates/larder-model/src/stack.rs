@@ -40,7 +40,8 @@ pub struct Stack {
     pub streams: Option<Streams>,
 }
 
-/// Several residual streams, side by side in the place of one: `[tokens, count · hidden]`. All begin with the embedding.
+/// Several residual streams, side by side in the place of one: `[tokens, count · hidden]`. All begin with the
+/// embedding.
 pub struct Streams {
     /// Number of streams.
     pub count: usize,
@@ -70,8 +71,8 @@ impl Stack {
         self.streams.as_ref().map_or(1, |streams| streams.count) * self.hidden
     }
 
-    /// Whether a device can begin a step of a token that only it knows: no layer reads the tokens otherwise than to decide on experts, and none
-    /// predicts several of them.
+    /// Whether a device can begin a step of a token that only it knows: no layer reads the tokens otherwise than to
+    /// decide on experts, and none predicts several of them.
     pub fn runs_ahead(&self) -> bool {
         let reads_tokens = |layer: &Layer| layer.mixer.as_ref().is_some_and(|mixer| mixer.part.reads_tokens());
         self.encoder.is_none() && self.mtp.is_none() && !self.layers.iter().any(reads_tokens)
@@ -118,12 +119,13 @@ pub struct CrossAttention {
     pub attention: RelativeAttention,
 }
 
-/// A layer for multi-token prediction (MTP): from the hidden state of a token and the token after it, it predicts the one after
-/// that. Embedding and output head are those of the model.
+/// A layer for multi-token prediction (MTP): from the hidden state of a token and the token after it, it predicts the
+/// one after that. Embedding and output head are those of the model.
 pub struct MtpLayer {
     /// Norm of the embedding of the token after.
     pub embedding_norm: Norm,
-    /// Norm of the hidden state, which is the output of the final norm, or of [`norm`](Self::norm) where the layer reads its own.
+    /// Norm of the hidden state, which is the output of the final norm, or of [`norm`](Self::norm) where the layer
+    /// reads its own.
     pub hidden_norm: Norm,
     /// `[hidden, 2 · hidden]`, of both side by side, the embedding first.
     pub projection: Linear,
@@ -189,7 +191,8 @@ impl Layer {
         Layer { mixer: Some(mixer), ffn: Some(ffn), scale: 1.0, begins_next: false }
     }
 
-    /// A mixer that is counted with the layer behind it: it reads all residual streams, and its output is added to them.
+    /// A mixer that is counted with the layer behind it: it reads all residual streams, and its output is added to
+    /// them.
     pub fn beginning_next(mixer: impl Mixer + 'static) -> Self {
         let mixer: Box<dyn Mixer> = Box::new(mixer);
         Layer { mixer: Some(Branch::new(Norm::None, mixer)), ffn: None, scale: 1.0, begins_next: true }

@@ -9,8 +9,8 @@ use crate::token_origin::TokenOrigin;
 /// Consecutive tokens of one sequence that a step computes.
 ///
 /// A step of one span with many tokens is a piece of prefill, or the verification of draft tokens; spans of one token
-/// each are the decode step of several sequences; both may be mixed. The logits of a span do not depend on the other spans
-/// of the step, nor on the sizes of the spans that its sequence is divided into.
+/// each are the decode step of several sequences; both may be mixed. The logits of a span do not depend on the other
+/// spans of the step, nor on the sizes of the spans that its sequence is divided into.
 pub struct Span<'a> {
     /// The tokens, at least one; they follow the tokens in `cache`.
     pub tokens: &'a [u32],
@@ -18,20 +18,21 @@ pub struct Span<'a> {
     pub before: &'a [u32],
     /// The KV cache of the sequence. The step appends the tokens to it.
     pub cache: &'a mut KvCache,
-    /// Length of the whole sequence in tokens, on which the rotary positions of some models depend: for a prompt that is
-    /// prefilled in several steps, the length of the whole prompt.
+    /// Length of the whole sequence in tokens, on which the rotary positions of some models depend: for a prompt that
+    /// is prefilled in several steps, the length of the whole prompt.
     pub horizon: usize,
     /// The tokens whose logits are returned.
     pub logits_for: LogitsFor,
     /// Sequence and phase of the tokens.
     pub origin: TokenOrigin,
-    /// Gets the hidden states of all tokens, `[tokens, hidden]`, behind the norm before the head: what a layer for multi-token
-    /// prediction reads.
+    /// Gets the hidden states of all tokens, `[tokens, hidden]`, behind the norm before the head: what a layer for
+    /// multi-token prediction reads.
     pub hidden: Option<&'a mut Vec<f32>>,
 }
 
 impl<'a> Span<'a> {
-    /// A piece of prefill at the end of its sequence, which returns the logits of its last token. What is before it, is not known.
+    /// A piece of prefill at the end of its sequence, which returns the logits of its last token. What is before it, is
+    /// not known.
     pub fn new(tokens: &'a [u32], cache: &'a mut KvCache) -> Self {
         let horizon = cache.len + tokens.len();
         let (logits_for, origin) = (LogitsFor::Last, TokenOrigin::default());

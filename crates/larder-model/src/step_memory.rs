@@ -16,7 +16,8 @@ pub(crate) fn step_memory(stack: &Stack) -> StepMemory {
     let hidden = stack.hidden;
     let parts = stack.all_layers().flat_map(|layer| layer_scratch(layer, hidden));
     let (mtp, handed_out) = match &stack.mtp {
-        // Both inputs, normalised, and side by side; the hidden states that the model hands out and those that the layer does.
+        // Both inputs, normalised, and side by side; the hidden states that the model hands out and those that the
+        // layer does.
         Some(_) => (TokenScratch { floats: 6 * hidden, input: 2 * hidden }, 2 * hidden),
         None => Default::default(),
     };
@@ -100,8 +101,8 @@ mod tests {
         assert!((4 * 32..4 * 32 + 32).contains(&per_expert), "{per_expert} bytes for an output of 32 numbers");
         let (narrow, wide) = (with("intermediate_size", 32), with("intermediate_size", 3200));
         assert_eq!(narrow.bytes_per_token, wide.bytes_per_token);
-        // Gate and up in floats, and what becomes of them quantised in 48 bytes for 32 values. Gate and up of few rows are kept
-        // until the rest of their experts has been read.
+        // Gate and up in floats, and what becomes of them quantised in 48 bytes for 32 values. Gate and up of few rows
+        // are kept until the rest of their experts has been read.
         let part = PART_ROWS * (99 * 32 * 2 * 4 + 99 * 48);
         assert_eq!(wide.fixed_bytes - narrow.fixed_bytes, part + STAGED_ROWS * 99 * 32 * 2 * 4);
     }

@@ -11,8 +11,8 @@ use crate::experts::Routed;
 /// The parts of a forward pass that are timed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// Token mixing: attention, convolution or recurrence, with the norm before it. Where a device computes a layer as a chain, also
-    /// what remains of the experts of the layer before, and the router.
+    /// Token mixing: attention, convolution or recurrence, with the norm before it. Where a device computes a layer as
+    /// a chain, also what remains of the experts of the layer before, and the router.
     Mixing,
     /// The router's product, with the norm before it.
     Routing,
@@ -58,12 +58,14 @@ pub trait Tap {
         let _ = (stage, x);
     }
 
-    /// The logits `[tokens, classes]` of a router that has a class for no expert. Its [`routed`](Tap::routed) comes after it.
+    /// The logits `[tokens, classes]` of a router that has a class for no expert. Its [`routed`](Tap::routed) comes
+    /// after it.
     fn router_classes(&mut self, layer: LayerIdx, logits: &[f32]) {
         let _ = (layer, logits);
     }
 
-    /// Whether [`routed`](Tap::routed) shall be called for every layer. If not, a device may choose experts without telling.
+    /// Whether [`routed`](Tap::routed) shall be called for every layer. If not, a device may choose experts without
+    /// telling.
     fn wants_routing(&self) -> bool {
         false
     }

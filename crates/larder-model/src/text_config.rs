@@ -71,7 +71,8 @@ pub fn without_ignored(config: &Value) -> Cow<'_, Value> {
     Cow::Owned(config)
 }
 
-/// Removes a key, and the same below each nested config. The keys of the objects around it come before it, with dots between.
+/// Removes a key, and the same below each nested config. The keys of the objects around it come before it, with dots
+/// between.
 fn remove(config: &mut Value, name: &str) {
     let (parents, last) = name.rsplit_once('.').unwrap_or(("", name));
     let parent = parents.split('.').filter(|key| !key.is_empty()).try_fold(&mut *config, |at, key| at.get_mut(key));

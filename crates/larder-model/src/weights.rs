@@ -84,14 +84,12 @@ impl<'a> WeightLoader<'a> {
     /// `prefix.weight [rows, cols]`, and `prefix.bias [rows]` if `bias`.
     pub fn linear(&mut self, prefix: &str, rows: usize, cols: usize, bias: bool) -> Result<Linear> {
         let matrix = self.matrix(&format!("{prefix}.weight"), rows, cols)?;
-        let bias = match bias {
-            true => Some(self.vector(&format!("{prefix}.bias"), &[rows])?),
-            false => None,
-        };
+        let bias = if bias { Some(self.vector(&format!("{prefix}.bias"), &[rows])?) } else { None };
         Linear::new(matrix, bias)
     }
 
-    /// As [`linear`](Self::linear), as a product for each of `parts`, which have the rows of their groups one after the other.
+    /// As [`linear`](Self::linear), as a product for each of `parts`, which have the rows of their groups one after the
+    /// other.
     pub fn linear_parts<const N: usize>(
         &mut self,
         prefix: &str,
@@ -102,15 +100,11 @@ impl<'a> WeightLoader<'a> {
     ) -> Result<[Linear; N]> {
         let name = format!("{prefix}.weight");
         let matrices = self.matrix_parts(&name, rows, cols, parts)?;
-        let biases = match bias {
-            true => Some(self.vector(&format!("{prefix}.bias"), &[rows])?),
-            false => None,
-        };
+        let biases = if bias { Some(self.vector(&format!("{prefix}.bias"), &[rows])?) } else { None };
         let mut linears = [const { None }; N];
         for ((place, matrix), part) in linears.iter_mut().zip(matrices).zip(parts) {
-            let of_part = |all: &Vec<f32>| match all.is_empty() {
-                true => Vec::new(),
-                false => rows_of(part, rows).map(|row| all[row]).collect(),
+            let of_part = |all: &Vec<f32>| {
+                if all.is_empty() { Vec::new() } else { rows_of(part, rows).map(|row| all[row]).collect() }
             };
             *place = Some(Linear::new(matrix, biases.as_ref().map(of_part))?);
         }
@@ -218,8 +212,9 @@ impl<'a> WeightLoader<'a> {
         all.chunks_exact(group.bytes).map(matrix).collect()
     }
 
-    /// The kernel `name [groups · width, width, taps]` of a grouped convolution: for each group a matrix `[width, taps · width]`, whose
-    /// rows have the weights of the first tap before those of the second. It keeps its number format.
+    /// The kernel `name [groups · width, width, taps]` of a grouped convolution: for each group a matrix
+    /// `[width, taps · width]`, whose rows have the weights of the first tap before those of the second. It keeps its
+    /// number format.
     pub fn grouped_kernel(
         &mut self,
         name: &str,

@@ -5,7 +5,8 @@
 /// themselves). For work that took far more memory than is needed from then on; it takes some milliseconds.
 pub fn give_back_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: the function only returns pages that hold nothing allocated; it may be called at any time from any thread.
+    // SAFETY: the function only returns pages that hold nothing allocated; it may be called at any time from any
+    // thread.
     unsafe {
         libc::malloc_trim(0);
     }

@@ -1,9 +1,10 @@
-//! The operating system: files, memory, processors and power, with the same functions on every system, and profiles of the process.
+//! The operating system: files, memory, processors and power, with the same functions on every system, and profiles of
+//! the process.
 //!
-//! - Files: [`open_regular`] refuses what is no regular file, [`write_atomically`] writes a file whole or not at all, [`FileAt`] reads and
-//!   writes at offsets, [`FolderLock`] keeps a second process out.
-//! - Memory: what is available to this process ([`memory`]) within the limits of its [`group`], pages that may not be swapped out
-//!   ([`lock`]), and machines with several [`nodes`].
+//! - Files: [`open_regular`] refuses what is no regular file, [`write_atomically`] writes a file whole or not at all,
+//!   [`FileAt`] reads and writes at offsets, [`FolderLock`] keeps a second process out.
+//! - Memory: what is available to this process ([`memory`]) within the limits of its [`group`], pages that may not be
+//!   swapped out ([`lock`]), and machines with several [`nodes`].
 //! - Processors: [`performance_cores`], and on which of them a thread runs ([`affinity`]).
 //! - [`power`]: mains or battery. [`timeline`]: a profile of the process.
 //!

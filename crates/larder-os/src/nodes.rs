@@ -1,12 +1,13 @@
-//! Machines whose memory is in several nodes, each near to some of the processors. Any thread may read any weight, so pages are taken from all
-//! nodes in turns: then no node's memory is read by all, and none is always far.
+//! Machines whose memory is in several nodes, each near to some of the processors. Any thread may read any weight, so
+//! pages are taken from all nodes in turns: then no node's memory is read by all, and none is always far.
 #![allow(unsafe_code)]
 
 #[cfg(target_os = "linux")]
 use std::io;
 
-/// Has the memory that this thread, and those that it starts from now on, touch first come from all nodes in turns. Returns the number of
-/// nodes; `None` if there is one, if the system does not say or refuses, or if another way was chosen for this process.
+/// Has the memory that this thread, and those that it starts from now on, touch first come from all nodes in turns.
+/// Returns the number of nodes; `None` if there is one, if the system does not say or refuses, or if another way was
+/// chosen for this process.
 pub fn use_all() -> Option<usize> {
     #[cfg(target_os = "linux")]
     if let Some(nodes) = allowed().filter(|nodes| nodes.len() > 1)

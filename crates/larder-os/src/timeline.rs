@@ -1,8 +1,9 @@
-//! A timeline of the process, for profiles: what each thread does, and which reads are in flight, as a file in Chrome's trace event
-//! format, which Perfetto and `chrome://tracing` open.
+//! A timeline of the process, for profiles: what each thread does, and which reads are in flight, as a file in Chrome's
+//! trace event format, which Perfetto and `chrome://tracing` open.
 //!
-//! There is at most one timeline in a process. While none has begun, an event costs one load and one branch. Events are gathered in
-//! memory and written some hundred at a time, always whole ones: a process that is killed leaves a file that can be opened.
+//! There is at most one timeline in a process. While none has begun, an event costs one load and one branch. Events are
+//! gathered in memory and written some hundred at a time, always whole ones: a process that is killed leaves a file
+//! that can be opened.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -15,8 +16,8 @@ use std::time::{Duration, Instant};
 /// Bytes of events that are gathered before they are written.
 const GATHERED_BYTES: usize = 64 << 10;
 
-/// The beginning of a file. Each event after it begins with the comma that separates it from the one before, so that the file holds whole
-/// events at any time.
+/// The beginning of a file. Each event after it begins with the comma that separates it from the one before, so that
+/// the file holds whole events at any time.
 const OPENING: &[u8] = br#"[
 {"ph":"M","name":"process_name","pid":1,"args":{"name":"larder"}}"#;
 /// What an event begins with.

@@ -31,7 +31,8 @@ impl Wanted {
     }
 }
 
-/// The result of `work` on a thread of its own. A signal whose handler raises, as Ctrl-C does, cancels it; then its result is dropped.
+/// The result of `work` on a thread of its own. A signal whose handler raises, as Ctrl-C does, cancels it; then its
+/// result is dropped.
 pub fn compute<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce(&Wanted) -> anyhow::Result<T> + Send + 'static,

@@ -1,7 +1,7 @@
 //! The extension module of the Python package, `larder._larder`: what `python/larder/` is built on.
 //!
-//! Options, answers and counts pass as JSON, with the names of the command's flags. Whatever computes runs on a thread of its own, while
-//! the caller waits without the interpreter's lock and looks for signals.
+//! Options, answers and counts pass as JSON, with the names of the command's flags. Whatever computes runs on a thread
+//! of its own, while the caller waits without the interpreter's lock and looks for signals.
 
 mod array;
 mod background;

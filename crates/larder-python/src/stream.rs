@@ -80,7 +80,8 @@ impl PyStream {
 
 #[pymethods]
 impl PyStream {
-    /// The next pieces, one at least and those that are there, up to `most`; none at the end. Waits without the interpreter's lock.
+    /// The next pieces, one at least and those that are there, up to `most`; none at the end. Waits without the
+    /// interpreter's lock.
     #[pyo3(signature = (most=1))]
     fn take(&self, py: Python<'_>, most: usize) -> PyResult<Vec<PyPiece>> {
         let mut pieces = Vec::new();

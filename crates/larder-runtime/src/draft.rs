@@ -113,8 +113,8 @@ fn check(model: &OpenModel, draft: &OpenModel) -> Result<()> {
     check_vocabularies(model, draft)
 }
 
-/// Refuses a draft model whose tokens stand for other text. A model without a tokenizer, as of random weights, only goes with
-/// another.
+/// Refuses a draft model whose tokens stand for other text. A model without a tokenizer, as of random weights, only
+/// goes with another.
 fn check_vocabularies(model: &OpenModel, draft: &OpenModel) -> Result<()> {
     let file = |model: &OpenModel| model.source().sidecar("tokenizer.json");
     if file(model)? == file(draft)? {
@@ -146,8 +146,8 @@ pub(crate) fn memory(model: &OpenModel, options: &Options, context: usize) -> Re
     Ok(Some(DraftMemory { name: model_name(draft.source().path()), bytes }))
 }
 
-/// The inputs of a plan of the draft model alone, for texts of up to `context` tokens, with all its experts in memory: from the SSD it would hardly be faster than the
-/// model that it drafts for.
+/// The inputs of a plan of the draft model alone, for texts of up to `context` tokens, with all its experts in memory:
+/// from the SSD it would hardly be faster than the model that it drafts for.
 fn inputs<'d>(draft: &'d OpenModel, options: &Options, context: usize) -> Result<PlanInputs<'d>> {
     let own = Options {
         context: ContextSize::Tokens(context),
@@ -165,7 +165,8 @@ fn inputs<'d>(draft: &'d OpenModel, options: &Options, context: usize) -> Result
     Ok(PlanInputs { growth_bytes: 0, ..inputs })
 }
 
-/// Loads the draft model, whose products are computed on the threads of `compute`, for texts of up to `context` tokens of `vocab`.
+/// Loads the draft model, whose products are computed on the threads of `compute`, for texts of up to `context` tokens
+/// of `vocab`.
 pub(crate) fn load(
     draft: &OpenModel,
     options: &Options,

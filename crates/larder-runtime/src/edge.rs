@@ -52,8 +52,8 @@ pub fn handshake(store: &Store, exact: bool) -> Handshake {
     Handshake { model: manifest.experts_fingerprint(), geometry: manifest.geometry.clone(), exact }
 }
 
-/// The workers of a topology: the associated one first, those that hold all experts last. Beside a name to discover, servers
-/// without an address are workers that are expected behind that name.
+/// The workers of a topology: the associated one first, those that hold all experts last. Beside a name to discover,
+/// servers without an address are workers that are expected behind that name.
 fn machines(path: &Path) -> Result<WorkerAddresses> {
     let in_file = |what: String| anyhow!("{}: {what}", path.display());
     let Topology { mut servers, discover, tls, .. } = Topology::read(path)?;

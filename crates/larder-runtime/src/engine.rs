@@ -36,8 +36,8 @@ use crate::{gpu, tiers};
 use larder_os::lock::{self, SlotAddresses};
 use larder_os::nodes;
 
-/// Draws the tokens whose loss is measured. It does not depend on the seed of sampling, so that texts of several seeds are measured at
-/// the same places.
+/// Draws the tokens whose loss is measured. It does not depend on the seed of sampling, so that texts of several seeds
+/// are measured at the same places.
 const MEASURE_SEED: u64 = 1;
 
 /// A running model: a decoder with its experts.
@@ -71,7 +71,8 @@ pub struct InferenceEngine {
 }
 
 impl InferenceEngine {
-    /// Starts a model: decides the memory plan and sends it as a notice, allocates the slots, loads the resident weights.
+    /// Starts a model: decides the memory plan and sends it as a notice, allocates the slots, loads the resident
+    /// weights.
     pub fn start(model: &OpenModel, options: &Options) -> Result<Self> {
         check_elastic(options)?;
         let draft = draft::prepare(model, options)?;
@@ -212,7 +213,8 @@ impl InferenceEngine {
         Ok(true)
     }
 
-    /// Replaces the cache by an empty one, whose memory is touched from now on, and returns the address range of its slots.
+    /// Replaces the cache by an empty one, whose memory is touched from now on, and returns the address range of its
+    /// slots.
     fn replace_cache(&mut self, model: &OpenModel, slots: usize, scope: CacheScope) -> Result<Range<usize>> {
         let store = require_store(model)?;
         // The old slots are freed before new ones are allocated.
@@ -264,7 +266,8 @@ pub(crate) struct EngineParts {
     pub runs_ahead: bool,
 }
 
-/// Assembles an engine on the CPU. Slots are allocated before the weights are read, so that a lack of memory shows early.
+/// Assembles an engine on the CPU. Slots are allocated before the weights are read, so that a lack of memory shows
+/// early.
 fn assemble(
     model: &OpenModel,
     options: &Options,

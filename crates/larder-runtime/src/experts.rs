@@ -60,7 +60,8 @@ impl EngineExperts {
         self.elastic = Some(elastic);
     }
 
-    /// Locks all memory but that of slots that are not in use; those of `arena` that come into use later are locked then.
+    /// Locks all memory but that of slots that are not in use; those of `arena` that come into use later are locked
+    /// then.
     pub(crate) fn lock_memory(&mut self, arena: Option<&Arena>) -> LockReport {
         let whole = |arena: &Arena| SlotAddresses { all: arena.range(), in_use: vec![arena.range()] };
         let (Some(streaming), Some(_)) = (self.path.streaming_mut(), &self.elastic) else {
@@ -85,15 +86,15 @@ impl EngineExperts {
         self.has_hot() || self.elastic.is_some()
     }
 
-    /// What can be done while no step is computed: reads on hot experts, and gives slots back if memory gets scarce. Takes a few
-    /// milliseconds; false if a pause is due before the next call.
+    /// What can be done while no step is computed: reads on hot experts, and gives slots back if memory gets scarce.
+    /// Takes a few milliseconds; false if a pause is due before the next call.
     pub fn idle(&mut self) -> bool {
         self.follow_memory(StepMoment::Between);
         self.read_hot()
     }
 
-    /// Changes the number of slots at the beginning of a step or between steps, if the available memory calls for it. The text does not depend on
-    /// it, except under lossy routing.
+    /// Changes the number of slots at the beginning of a step or between steps, if the available memory calls for it.
+    /// The text does not depend on it, except under lossy routing.
     fn follow_memory(&mut self, moment: StepMoment) {
         let (Some(elastic), Some(streaming)) = (&mut self.elastic, self.path.streaming_mut()) else {
             return self.memory.fixed();
@@ -120,8 +121,8 @@ impl EngineExperts {
         self.path.streaming().is_some_and(StreamingPath::has_hot)
     }
 
-    /// Reads on experts that earlier runs used most, into free slots and until the first prompt; waits for one read at most.
-    /// False if nothing is left to read.
+    /// Reads on experts that earlier runs used most, into free slots and until the first prompt; waits for one read at
+    /// most. False if nothing is left to read.
     pub fn read_hot(&mut self) -> bool {
         self.path.streaming_mut().is_some_and(StreamingPath::read_hot)
     }
@@ -140,11 +141,10 @@ impl EngineExperts {
 
     /// Turns the recording of visits on or off.
     pub fn record_visits(&mut self, on: bool) {
-        match on {
-            true => {
-                self.visits.get_or_insert_default();
-            }
-            false => self.visits = None,
+        if on {
+            self.visits.get_or_insert_default();
+        } else {
+            self.visits = None
         }
     }
 
@@ -184,8 +184,8 @@ impl EngineExperts {
         self.path.offload_report()
     }
 
-    /// How tokens may be drafted, if they shall be as in `asked`: not where rejected tokens would be recorded, or change later choices
-    /// of experts.
+    /// How tokens may be drafted, if they shall be as in `asked`: not where rejected tokens would be recorded, or
+    /// change later choices of experts.
     pub fn drafting(&self, asked: &Drafting) -> Drafting {
         if self.may_compute_drafts() { asked.clone() } else { Drafting::default() }
     }
@@ -210,13 +210,12 @@ impl EngineExperts {
                 Setting::Quality
             );
         }
-        let routing = match spec.is_lossless() {
-            true => Routing::default(),
-            false => {
-                let router = make_router(spec, decoder.geometry().moe_layers.len(), model)?;
-                decoder.gates().try_for_each(|gate| router.supports(gate))?;
-                Routing::lossy(router)
-            }
+        let routing = if spec.is_lossless() {
+            Routing::default()
+        } else {
+            let router = make_router(spec, decoder.geometry().moe_layers.len(), model)?;
+            decoder.gates().try_for_each(|gate| router.supports(gate))?;
+            Routing::lossy(router)
         };
         let in_budget =
             || Ok::<_, anyhow::Error>(model.quality_calibration()?.is_some_and(|found| !found.small.is_empty()));
@@ -279,7 +278,8 @@ impl EngineExperts {
         }
     }
 
-    /// Records the routing with `recorder` from now on, and returns the recorder before. Tokens are not drafted meanwhile.
+    /// Records the routing with `recorder` from now on, and returns the recorder before. Tokens are not drafted
+    /// meanwhile.
     pub fn record_with(&mut self, recorder: Option<Recorder>) -> Option<Recorder> {
         let before = std::mem::replace(&mut self.recorder, recorder);
         if let (Some(elastic), Some(recorder)) = (&self.elastic, &mut self.recorder) {

@@ -23,7 +23,8 @@ pub(crate) struct HotSetFile {
     beside: PathBuf,
     /// The file in the user's cache folder, for stores that cannot be written to.
     cached: Option<PathBuf>,
-    /// Layers with experts of the store, and how many of them are used: those before a layer for multi-token prediction, perhaps.
+    /// Layers with experts of the store, and how many of them are used: those before a layer for multi-token
+    /// prediction, perhaps.
     rows: usize,
     used_rows: usize,
     /// What earlier runs used.
@@ -69,8 +70,8 @@ impl HotSetFile {
         self.rows
     }
 
-    /// Writes the hot set with all `uses` of this run, unless it contains them already. The first failure is a notice and the
-    /// last attempt.
+    /// Writes the hot set with all `uses` of this run, unless it contains them already. The first failure is a notice
+    /// and the last attempt.
     pub fn write(&mut self, uses: &ExpertUses) {
         if self.has_failed || uses.visits() == self.written {
             return;
@@ -105,8 +106,8 @@ fn read(path: &Path, store: &str, rows: usize, experts: usize) -> Result<Option<
     bytes.map(|bytes| HotSet::from_bytes(&bytes, store, rows, experts)).transpose().map_err(|e| e.to_string())
 }
 
-/// Replaces a file by one with these bytes. The temporary file has a name of its own, so that two processes leave a whole file;
-/// a link is replaced and not followed, because a stranger may have put it into the store.
+/// Replaces a file by one with these bytes. The temporary file has a name of its own, so that two processes leave a
+/// whole file; a link is replaced and not followed, because a stranger may have put it into the store.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let number = TEMPORARY.fetch_add(1, Ordering::Relaxed);
     let temp = path.with_extension(format!("{}-{number}.tmp", std::process::id()));

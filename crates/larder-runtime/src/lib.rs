@@ -2,14 +2,14 @@
 //!
 //! - [`Model`] is all of it in three lines: `Model::load(path)?.generate(prompt)?`.
 //! - [`OpenModel`] is a model on disk: a store, a checkpoint folder, a GGUF file, or a name on the hub ([`models`]).
-//! - [`Options`] say how it runs. [`plan`] decides from them and from the memory of the [`machine`] how many experts stay in
-//!   memory, before anything is loaded.
+//! - [`Options`] say how it runs. [`plan`] decides from them and from the memory of the [`machine`] how many experts
+//!   stay in memory, before anything is loaded.
 //! - [`InferenceEngine`] is the running model; [`InferenceEngine::session`] generates with it.
 //! - [`Notices`] receive what is worth telling meanwhile: the plan, the reader, downloads. This crate prints nothing.
 //! - [`settings`] are options as text: the one table of their names, values, defaults and help.
 //!
-//! The crate parses no flags, reads no configuration and computes nothing itself. Errors are one sentence that says what to
-//! do; they name an option by a [`Setting`]. [`sentence`] puts an error and its causes in one line.
+//! The crate parses no flags, reads no configuration and computes nothing itself. Errors are one sentence that says
+//! what to do; they name an option by a [`Setting`]. [`sentence`] puts an error and its causes in one line.
 //!
 //! ```
 //! use std::path::Path;

@@ -105,7 +105,8 @@ pub struct PreloadRates {
     pub bytes: u64,
     /// Time of the loading.
     pub time: Duration,
-    /// Bytes per second of the SSD while as many reads as it likes were in flight; `None` if that was too short to tell.
+    /// Bytes per second of the SSD while as many reads as it likes were in flight; `None` if that was too short to
+    /// tell.
     pub ssd: Option<f64>,
     /// Bytes per second at which the system cleared memory ahead of the reads; `None` if it did not.
     pub clearing: Option<f64>,

@@ -39,8 +39,8 @@ enum ModelForm {
     Source(Box<dyn Source>),
 }
 
-/// Room in VRAM for what all values of a matrix are multiplied with, where its format has such a scale: 256 parts of a tensor may have one
-/// each, which begins a line of 256 bytes.
+/// Room in VRAM for what all values of a matrix are multiplied with, where its format has such a scale: 256 parts of a
+/// tensor may have one each, which begins a line of 256 bytes.
 const SCALES_BYTES: u64 = 64 << 10;
 
 /// A model on disk with its config. Nothing is loaded yet.
@@ -63,8 +63,8 @@ impl ModelForm {
 }
 
 impl OpenModel {
-    /// Opens a store (shards may be missing as long as they are not used), a checkpoint folder, a GGUF file, or a model by
-    /// its name on the hub.
+    /// Opens a store (shards may be missing as long as they are not used), a checkpoint folder, a GGUF file, or a model
+    /// by its name on the hub.
     pub fn open(path: &Path, options: &ModelOptions) -> Result<Self> {
         let ModelOptions { models_folder, store_for_gguf, notices, .. } = options;
         let path = match models::hub_name(path) {
@@ -126,7 +126,8 @@ impl OpenModel {
         }
     }
 
-    /// Identifies the content: the hash of a store, or of another source its identity, for which samples of all tensors are read.
+    /// Identifies the content: the hash of a store, or of another source its identity, for which samples of all tensors
+    /// are read.
     pub fn identity(&self) -> Result<String> {
         match &self.form {
             ModelForm::Store(store) => Ok(store.hash().to_owned()),
@@ -170,8 +171,8 @@ impl OpenModel {
         Ok(resident + geometry.moe_layers.iter().map(|layer| of_layer(*layer)).sum::<u64>())
     }
 
-    /// Bytes of the resident weights that every token reads: all of them but the embedding, unless it is the output head
-    /// too.
+    /// Bytes of the resident weights that every token reads: all of them but the embedding, unless it is the output
+    /// head too.
     pub fn resident_bytes_per_token(&self) -> Result<u64> {
         let by_row = self.blueprint.resident.iter().filter(|t| t.by_row).map(|t| self.resident_bytes(t));
         let (resident, _) = self.bytes()?;
@@ -208,8 +209,8 @@ impl OpenModel {
         self.device_weights().map(of_tensor).sum()
     }
 
-    /// Bytes of the embedding of tokens, and of the experts that they decide on, on a device where steps run ahead, beside the output head; `None`
-    /// if they do not.
+    /// Bytes of the embedding of tokens, and of the experts that they decide on, on a device where steps run ahead,
+    /// beside the output head; `None` if they do not.
     pub fn embedding_bytes_on_device(&self) -> Option<u64> {
         let bytes =
             || if self.has_own_head() { self.source().meta(EMBEDDING).map(|m| m.bytes as u64) } else { Some(0) };
@@ -341,7 +342,8 @@ pub fn check_sidecars(source: &dyn Source) -> Result<()> {
     generation_of(source).map(drop)
 }
 
-/// Refuses keys to ignore of a source's config that would not be refused: to ignore them would change nothing, or something that is used.
+/// Refuses keys to ignore of a source's config that would not be refused: to ignore them would change nothing, or
+/// something that is used.
 pub fn check_ignored(source: &dyn Source, keys: &[String]) -> Result<()> {
     if keys.is_empty() {
         return Ok(());

@@ -24,8 +24,8 @@ pub const THREADS_MAX: usize = 64;
 pub struct ModelOptions {
     /// Folder of downloaded models, for names on the Hugging Face hub; without it such names are refused.
     pub models_folder: Option<PathBuf>,
-    /// The user's cache folder, where it is noted which content GGUF files have, and which experts of stores that cannot be
-    /// written to are hot; without it the samples of such files are read at each start.
+    /// The user's cache folder, where it is noted which content GGUF files have, and which experts of stores that
+    /// cannot be written to are hot; without it the samples of such files are read at each start.
     pub cache_folder: Option<PathBuf>,
     /// Make a store beside a GGUF file the first time, so that its experts can be streamed.
     pub store_for_gguf: bool,
@@ -63,13 +63,14 @@ pub struct Options {
     pub context: ContextSize,
     /// Number of sequences with a KV cache at the same time.
     pub sequences: usize,
-    /// Sequences that always have room for a whole context, where all sequences share the memory of KV caches; at least one.
+    /// Sequences that always have room for a whole context, where all sequences share the memory of KV caches; at least
+    /// one.
     pub whole_contexts: usize,
     /// The most bytes of the KV caches of all sequences; `None` for as many as all contexts need, within
     /// [a share of memory](crate::plan).
     pub kv_limit_bytes: Option<u64>,
-    /// Bytes, for each token of a context, of the texts that are tokenised at the same time while the engine runs: the memory plan
-    /// counts what that takes. 0 if prompts are tokenised before.
+    /// Bytes, for each token of a context, of the texts that are tokenised at the same time while the engine runs: the
+    /// memory plan counts what that takes. 0 if prompts are tokenised before.
     pub prompt_bytes_per_token: usize,
     /// Bytes that the program takes beside the engine while it runs, which the memory plan counts.
     pub program_bytes: u64,
@@ -81,8 +82,8 @@ pub struct Options {
     pub routing: RoutingSpec,
     /// Under a lossy strategy, one decoded token in as many is computed a second time exactly, to measure the loss.
     pub measure_every: u32,
-    /// How tokens are drafted; no more than [`EngineExperts::drafting`](crate::EngineExperts::drafting) allows. The memory
-    /// plan counts their logits.
+    /// How tokens are drafted; no more than [`EngineExperts::drafting`](crate::EngineExperts::drafting) allows. The
+    /// memory plan counts their logits.
     pub speculation: Speculation,
     /// A smaller model with the same vocabulary, which drafts tokens. The memory plan has all that it needs.
     pub draft: Option<Arc<OpenModel>>,
@@ -98,7 +99,8 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// One sequence on the CPU, of as many tokens as the memory allows, with all experts in memory if they fit and else as many as fit.
+    /// One sequence on the CPU, of as many tokens as the memory allows, with all experts in memory if they fit and else
+    /// as many as fit.
     fn default() -> Self {
         Options {
             context: ContextSize::default(),
@@ -143,7 +145,8 @@ pub enum CacheSize {
     /// All if they fit, else as many as fit.
     #[default]
     Available,
-    /// The number of experts that fit at the start, and then that which the available memory allows; fixed under lossy routing.
+    /// The number of experts that fit at the start, and then that which the available memory allows; fixed under lossy
+    /// routing.
     Auto,
     /// All if they fit, loaded at the start and not when they are first used, else as many as fit.
     All,
@@ -168,8 +171,8 @@ pub struct CacheOptions {
     pub scratch: usize,
     /// Experts of the next layer to prefetch, by their predicted rank; 0 is off.
     pub prefetch: usize,
-    /// Keep which experts are used most, beside the store, and let them be read before the first prompt. Without effect unless
-    /// experts of a store are read into main memory alone, with the model's own routing.
+    /// Keep which experts are used most, beside the store, and let them be read before the first prompt. Without effect
+    /// unless experts of a store are read into main memory alone, with the model's own routing.
     pub hot_set: bool,
     /// How shards are read.
     pub reader: ReaderSpec,

@@ -44,7 +44,8 @@ pub trait EnginePath: Send {
         self.streaming().is_some_and(|streaming| streaming.cache_shape().total_slots() >= experts)
     }
 
-    /// Everything else is loaded: allocates what calls of up to `tokens` tokens need. Fails if a GPU cannot compute the model.
+    /// Everything else is loaded: allocates what calls of up to `tokens` tokens need. Fails if a GPU cannot compute the
+    /// model.
     fn prepare(&mut self, decoder: &Decoder, tokens: usize) -> Result<()> {
         let _ = (decoder, tokens);
         Ok(())

@@ -1,4 +1,5 @@
-//! What policies need from the files of a model: trained weights of evictors, and the calibration of routing strategies.
+//! What policies need from the files of a model: trained weights of evictors, and the calibration of routing
+//! strategies.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -14,7 +15,8 @@ use crate::notice::Notice;
 use crate::open::OpenModel;
 use crate::setting::Setting;
 
-/// The inputs of an eviction policy: trained weights for `learned`, from the file `evictor` or else from the model's folder.
+/// The inputs of an eviction policy: trained weights for `learned`, from the file `evictor` or else from the model's
+/// folder.
 pub fn policy_inputs(eviction: &EvictionSpec, model: &OpenModel, evictor: Option<&Path>) -> Result<PolicyInputs> {
     if eviction.needs() != PolicyNeeds::Evictor {
         return Ok(PolicyInputs::default());

@@ -10,8 +10,8 @@ use larder_store::{Assembler, ExpertSource, Source, Store};
 /// Resident matrices that are compared, spread evenly over the model.
 const MATRICES_COMPARED: usize = 8;
 
-/// The root mean square of the difference between the weights of the store at `path` and those of `source`, of which it was
-/// made, relative to that of the weights. Compared are an expert of each layer and some resident matrices that are
+/// The root mean square of the difference between the weights of the store at `path` and those of `source`, of which it
+/// was made, relative to that of the weights. Compared are an expert of each layer and some resident matrices that are
 /// quantised. `None` if the source has no quantised weights, or if its bytes are gone because it was downloaded.
 pub fn rounding_error(source: &dyn Source, blueprint: &Blueprint, path: &Path) -> Result<Option<f64>> {
     let Some(floats) = source.as_floats().filter(|_| source.published().is_none()) else { return Ok(None) };

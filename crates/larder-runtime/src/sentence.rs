@@ -3,8 +3,8 @@
 use larder_core::printable;
 use larder_store::{StoreError, StoreErrorKind};
 
-/// The error and its causes in one line, each once: some errors tell their cause in their own text. What strangers' files
-/// have put into it is [`printable`].
+/// The error and its causes in one line, each once: some errors tell their cause in their own text. What strangers'
+/// files have put into it is [`printable`].
 pub fn sentence(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     let mut last = text.clone();

@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::settings::SettingRow;
 
-/// An option as errors and notices name it: by what sets it on the `larder` command line. The documentation of each says which
-/// field it is.
+/// An option as errors and notices name it: by what sets it on the `larder` command line. The documentation of each
+/// says which field it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Setting {
     /// [`Options::context`](crate::Options::context).
@@ -47,7 +47,8 @@ pub enum Setting {
     NoStore,
     /// [`ModelOptions::ignored_keys`](crate::ModelOptions::ignored_keys).
     IgnoreConfig,
-    /// [`ModelOptions::models_folder`](crate::ModelOptions::models_folder), which the command takes from the environment.
+    /// [`ModelOptions::models_folder`](crate::ModelOptions::models_folder), which the command takes from the
+    /// environment.
     ModelsFolder,
 }
 

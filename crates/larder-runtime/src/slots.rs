@@ -23,8 +23,9 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Allocates the slots of a cache of this shape, then `pass_through` slots for any expert, and opens the reader. Their
-    /// memory, which the plan counts, is touched when they are first used, or ahead of that by [`Arena::touch_ahead`].
+    /// Allocates the slots of a cache of this shape, then `pass_through` slots for any expert, and opens the reader.
+    /// Their memory, which the plan counts, is touched when they are first used, or ahead of that by
+    /// [`Arena::touch_ahead`].
     pub fn new(store: &Arc<Store>, shape: &CacheShape, pass_through: usize, reader: &ReaderSpec) -> Result<Self> {
         Self::of_sizes(store, &sizes(store, shape, pass_through), reader)
     }
@@ -49,20 +50,19 @@ impl Slots {
     }
 }
 
-/// Whether a slot of such a cache only ever holds experts of one layer, so that it can have their size: not if layers share
-/// slots, be it all of them or scratch slots.
+/// Whether a slot of such a cache only ever holds experts of one layer, so that it can have their size: not if layers
+/// share slots, be it all of them or scratch slots.
 pub(crate) fn belong_to_layers(scope: CacheScope, scratch: usize) -> bool {
     scope == CacheScope::Layer && scratch == 0
 }
 
 /// The size of each slot of a cache of this shape, and of each of its pass-through slots.
 pub(crate) fn sizes(store: &Store, shape: &CacheShape, pass_through: usize) -> Vec<usize> {
-    let mut sizes = match belong_to_layers(shape.scope, shape.scratch) {
-        true => {
-            let layers = &store.manifest().geometry.moe_layers;
-            layers.iter().flat_map(|layer| std::iter::repeat_n(store.layout(*layer).bytes, shape.slots)).collect()
-        }
-        false => vec![store.manifest().slot_bytes(); shape.total_slots()],
+    let mut sizes = if belong_to_layers(shape.scope, shape.scratch) {
+        let layers = &store.manifest().geometry.moe_layers;
+        layers.iter().flat_map(|layer| std::iter::repeat_n(store.layout(*layer).bytes, shape.slots)).collect()
+    } else {
+        vec![store.manifest().slot_bytes(); shape.total_slots()]
     };
     sizes.resize(sizes.len() + pass_through, store.manifest().slot_bytes());
     sizes

@@ -35,7 +35,8 @@ const PROBE_BYTES: usize = 128 << 20;
 /// The longest that takes. Small experts take longer per byte.
 const PROBE_TIME: Duration = Duration::from_millis(50);
 
-/// Tokens of a step with a GPU, unless the options say more: scores of attention and staging buffers in VRAM grow with them.
+/// Tokens of a step with a GPU, unless the options say more: scores of attention and staging buffers in VRAM grow with
+/// them.
 const GPU_TOKENS: usize = 256;
 
 /// The resident weights on a GPU, and its throughput.

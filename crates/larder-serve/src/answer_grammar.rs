@@ -41,8 +41,8 @@ impl From<RequestedFormat> for AnswerGrammar {
 }
 
 impl ServerState {
-    /// The grammar of the answer to a chat with this prompt, if tools have to be called, a format was requested, or calls are
-    /// generic.
+    /// The grammar of the answer to a chat with this prompt, if tools have to be called, a format was requested, or
+    /// calls are generic.
     pub fn chat_grammar(&self, request: &ChatRequest, prompt: &str) -> Result<Option<AnswerGrammar>> {
         let requested = request.params.format.as_ref();
         let tools = request.tools.as_ref();

@@ -1,5 +1,5 @@
-//! What is cut where a chat or a text is longer than the context: the oldest turns of a chat, the middle of a text, and older
-//! tokens of an answer under way.
+//! What is cut where a chat or a text is longer than the context: the oldest turns of a chat, the middle of a text, and
+//! older tokens of an answer under way.
 
 use larder_text::{ContextFull, DialogueTurns, answer_room, kept_tokens};
 use serde_json::{Value, json};
@@ -43,8 +43,8 @@ pub struct ContextUse {
 }
 
 impl ContextPlan {
-    /// The limit of an answer to a prompt of `prompt` tokens. Without shifts it ends where the context does; with shifts and
-    /// without a limit of its own, it has as many tokens as the context.
+    /// The limit of an answer to a prompt of `prompt` tokens. Without shifts it ends where the context does; with
+    /// shifts and without a limit of its own, it has as many tokens as the context.
     pub fn answer_limit(&self, requested: Option<usize>, prompt: usize, context: usize) -> usize {
         let requested = requested.unwrap_or(usize::MAX);
         match self.keep {

@@ -94,7 +94,8 @@ impl DecodeLoop<'_> {
         }
     }
 
-    /// How many tokens of the step each active request may use, of which those that memory has no room for are preempted.
+    /// How many tokens of the step each active request may use, of which those that memory has no room for are
+    /// preempted.
     fn shares(&mut self, mut ready: Vec<bool>) -> Vec<usize> {
         loop {
             let shares = shares(&self.active, &ready, &self.pace, self.engine.step_tokens());
@@ -116,7 +117,8 @@ impl DecodeLoop<'_> {
         }
     }
 
-    /// Lets requests whose clients do not read leave their slots to those that wait, and goes on with those that are read again.
+    /// Lets requests whose clients do not read leave their slots to those that wait, and goes on with those that are
+    /// read again.
     fn exchange_stalled(&mut self) {
         let (waiting, _) = self.shared.queue.lengths();
         let (decoder, _) = self.engine.decoder_and_experts();
@@ -144,8 +146,8 @@ impl DecodeLoop<'_> {
         self.slots.put_back(slot, sequence);
     }
 
-    /// Lets every request prepare the step, and drops those that are complete. Returns which of the others have tokens to
-    /// compute; `None` if nothing has happened.
+    /// Lets every request prepare the step, and drops those that are complete. Returns which of the others have tokens
+    /// to compute; `None` if nothing has happened.
     fn take_turns(&mut self, work: &mut StepWork) -> Option<Vec<bool>> {
         // Tokens of several requests share the step already.
         let drafts = match self.active.len() {

@@ -20,7 +20,8 @@ pub trait Engine: Send {
     /// Tells eviction and routing that the next tokens are unrelated to the last ones.
     fn new_sequence(&mut self);
 
-    /// Called again and again while no request is active: does a few milliseconds of work that can wait. False if there is none.
+    /// Called again and again while no request is active: does a few milliseconds of work that can wait. False if there
+    /// is none.
     fn idle(&mut self) -> bool;
 
     /// Called once, after the last request.

@@ -1,6 +1,6 @@
-//! Formulas in LaTeX as MathML, for the page. A formula comes from a model or a stranger: its size, the time, and the size and
-//! depth of what becomes of it are bounded, it may define no commands, and it is converted on a thread whose stack is large enough
-//! for the deepest recursion of the crate that does it.
+//! Formulas in LaTeX as MathML, for the page. A formula comes from a model or a stranger: its size, the time, and the
+//! size and depth of what becomes of it are bounded, it may define no commands, and it is converted on a thread whose
+//! stack is large enough for the deepest recursion of the crate that does it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
@@ -62,9 +62,12 @@ pub fn convert(formulas: Vec<Formula>) -> Vec<Result<String, String>> {
     let count = formulas.len();
     let end = Instant::now() + TIME_MAX;
     let work = move || {
-        let in_time = |formula: &Formula| match Instant::now() < end {
-            true => mathml(formula),
-            false => Err("The formulas before this one took too long.".into()),
+        let in_time = |formula: &Formula| {
+            if Instant::now() < end {
+                mathml(formula)
+            } else {
+                Err("The formulas before this one took too long.".into())
+            }
         };
         formulas.iter().map(in_time).collect::<Vec<_>>()
     };
@@ -128,8 +131,8 @@ fn escaped(event: Event) -> Event {
     }
 }
 
-/// The crate escapes no single characters, forgets a space between attributes, and writes a space of LaTeX as an entity that XML
-/// does not have.
+/// The crate escapes no single characters, forgets a space between attributes, and writes a space of LaTeX as an entity
+/// that XML does not have.
 fn mended(mathml: &str) -> String {
     let mut mended =
         without_styles(mathml).replace("\"minsize=", "\" minsize=").replace(">&amp;nbsp;</mtext>", ">\u{a0}</mtext>");

@@ -1,15 +1,15 @@
 //! An OpenAI-compatible HTTP server with a chat page: several requests are generated concurrently on one decoder.
 //!
-//! A request is parsed and checked ([`request`]), tokenised (`prompt.rs`), and waits in a bounded queue (`queue.rs`). One
-//! thread owns the decoder (`decode.rs`): it takes requests from the queue, computes steps in which each active one
-//! (`active/`) has one token or one piece of prefill, and sends their text to the HTTP handlers (`reply/`). Sequences whose requests
-//! are over stay in the prefix cache (`prefix_cache.rs`), so that the next message of a chat skips the part of prefill
-//! that it shares with the last one. Those that leave it are saved in a folder if there is one (`sessions/`); `slots.rs` is both
-//! together. `page/` is the web page at `/`, and `formula.rs` converts its formulas.
+//! A request is parsed and checked ([`request`]), tokenised (`prompt.rs`), and waits in a bounded queue (`queue.rs`).
+//! One thread owns the decoder (`decode.rs`): it takes requests from the queue, computes steps in which each active one
+//! (`active/`) has one token or one piece of prefill, and sends their text to the HTTP handlers (`reply/`). Sequences
+//! whose requests are over stay in the prefix cache (`prefix_cache.rs`), so that the next message of a chat skips the
+//! part of prefill that it shares with the last one. Those that leave it are saved in a folder if there is one
+//! (`sessions/`); `slots.rs` is both together. `page/` is the web page at `/`, and `formula.rs` converts its formulas.
 //!
-//! This crate opens no files but those of that folder, loads no model and reads no command line. [`serve`] gets a listener that is already bound,
-//! [`ServerOptions`], a [`ServedModel`] (tokenizer, chat template, context) and an [`Engine`] (decoder and experts).
-//! What clients see of failures is an [`ApiError`].
+//! This crate opens no files but those of that folder, loads no model and reads no command line. [`serve`] gets a
+//! listener that is already bound, [`ServerOptions`], a [`ServedModel`] (tokenizer, chat template, context) and an
+//! [`Engine`] (decoder and experts). What clients see of failures is an [`ApiError`].
 //!
 //! ```
 //! use larder_serve::request::ChatRequest;

@@ -33,15 +33,16 @@ impl PrefixCache {
         self.slots.len()
     }
 
-    /// The slot of the sequence with the longest common prefix with `prompt` and the length of that, if it is worth reusing.
+    /// The slot of the sequence with the longest common prefix with `prompt` and the length of that, if it is worth
+    /// reusing.
     pub fn best(&self, prompt: &[u32]) -> Option<(usize, usize)> {
         let shared = self.idle().map(|(id, sequence)| (id, sequence.common_prefix(prompt), sequence));
         let (id, shared, sequence) = shared.max_by_key(|(_, shared, _)| *shared)?;
         is_worth_reusing(shared, sequence.tokens().len(), prompt.len()).then_some((id, shared))
     }
 
-    /// The slot for another sequence: an empty one, else that of the least recently used one, which is `kept` only if there is
-    /// no other. The caller guarantees that not all are taken.
+    /// The slot for another sequence: an empty one, else that of the least recently used one, which is `kept` only if
+    /// there is no other. The caller guarantees that not all are taken.
     pub fn place(&self, kept: Option<usize>) -> usize {
         let key = |id: usize| match &self.slots[id] {
             Slot::Taken { .. } => (2, 0),
@@ -123,8 +124,8 @@ impl PrefixCache {
     }
 }
 
-/// Whether the common prefix justifies truncating a sequence: a few tokens, which all prompts of a model may share, do not
-/// justify the loss of a long KV cache.
+/// Whether the common prefix justifies truncating a sequence: a few tokens, which all prompts of a model may share, do
+/// not justify the loss of a long KV cache.
 pub fn is_worth_reusing(shared: usize, own: usize, prompt: usize) -> bool {
     2 * shared >= own.min(prompt) && shared > 0
 }

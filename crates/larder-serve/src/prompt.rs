@@ -168,8 +168,8 @@ fn begun_answer<'a>(request: &ChatRequest, last: &'a Value) -> Result<&'a str> {
     Err(ApiError::unsupported("messages", format!("Invalid 'messages': {fault}.")))
 }
 
-/// Without a chat template the model is a base model. The chat becomes a plain dialogue, `User: …` and `Assistant: …`, which base
-/// models continue.
+/// Without a chat template the model is a base model. The chat becomes a plain dialogue, `User: …` and `Assistant: …`,
+/// which base models continue.
 fn plain_dialogue(messages: &[Value]) -> String {
     let mut text = String::new();
     for message in messages {

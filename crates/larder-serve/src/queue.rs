@@ -103,8 +103,8 @@ impl RequestQueue {
         Ok(())
     }
 
-    /// The next task while `active` requests are being generated; waits for one up to `patience`. The first request in the queue
-    /// starts if it `fits`; those behind it wait with it.
+    /// The next task while `active` requests are being generated; waits for one up to `patience`. The first request in
+    /// the queue starts if it `fits`; those behind it wait with it.
     pub fn next(&self, active: usize, patience: Duration, fits: impl Fn(&GenerationJob) -> bool) -> NextTask {
         let mut inner = self.lock();
         inner.active = active;

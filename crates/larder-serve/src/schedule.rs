@@ -1,10 +1,10 @@
-//! The scheduler: which of the active requests a step computes, with how many tokens of each, and which of them give their
-//! memory back when KV caches fill it.
+//! The scheduler: which of the active requests a step computes, with how many tokens of each, and which of them give
+//! their memory back when KV caches fill it.
 //!
-//! Requests start in the order in which they came. In each step every decoding request has one token, and one
-//! alone those drafted behind it; what remains of the
-//! step is divided evenly among the prompts. Where memory is short, the request that came last gives its KV cache back and is
-//! computed again when there is room; the one that came first never does, so each request is completed in its turn.
+//! Requests start in the order in which they came. In each step every decoding request has one token, and one alone
+//! those drafted behind it; what remains of the step is divided evenly among the prompts. Where memory is short, the
+//! request that came last gives its KV cache back and is computed again when there is room; the one that came first
+//! never does, so each request is completed in its turn.
 
 use std::time::Duration;
 
@@ -55,8 +55,8 @@ pub fn shares(active: &[ActiveRequest], ready: &[bool], pace: &PromptPace, most:
     };
     let (mut decoding, mut prompts) = (of(false).min(most), of(true));
     let (mut room, mut echoed) = (pace.room(decoding, most), ECHOED_TOKENS);
-    let mut share = |request: &ActiveRequest| match request.is_prefilling() {
-        true => {
+    let mut share = |request: &ActiveRequest| {
+        if request.is_prefilling() {
             let mut share = request.pending().min(room.div_ceil(prompts));
             if request.echoes_logits() {
                 share = share.min(echoed);
@@ -64,8 +64,7 @@ pub fn shares(active: &[ActiveRequest], ready: &[bool], pace: &PromptPace, most:
             }
             (room, prompts) = (room - share, prompts - 1);
             share
-        }
-        false => {
+        } else {
             let share = if decoding > 0 { request.pending() } else { 0 };
             decoding -= share.min(1);
             share
@@ -110,8 +109,8 @@ impl<'m> KvMemory<'m> {
         active.is_empty() || used + bytes(tokens) <= self.limit_bytes
     }
 
-    /// Takes those that are over out, and moves those to the `active` ones for which there is room, in the order in which they
-    /// came.
+    /// Takes those that are over out, and moves those to the `active` ones for which there is room, in the order in
+    /// which they came.
     pub fn resume(&mut self, active: &mut Vec<ActiveRequest<'m>>, engine: &dyn Engine) -> Vec<ActiveRequest<'m>> {
         let over = self.preempted.extract_if(.., |request| request.is_over()).collect();
         while let Some(first) = (0..self.preempted.len()).min_by_key(|i| self.preempted[*i].number())
@@ -122,8 +121,8 @@ impl<'m> KvMemory<'m> {
         over
     }
 
-    /// Makes room for the step if its `shares` need it: drops an idle sequence, or else preempts the active request that came
-    /// last.
+    /// Makes room for the step if its `shares` need it: drops an idle sequence, or else preempts the active request
+    /// that came last.
     pub fn make_room(
         &mut self,
         active: &mut Vec<ActiveRequest<'m>>,

@@ -118,8 +118,8 @@ pub type Shared = Arc<SharedState>;
 pub type App = Arc<ServerState>;
 
 impl ServerOptions {
-    /// Bytes that the server takes beside the engine, for sequences of at most `context` tokens: buffers of the requests that are
-    /// generated or wait, and the index of saved sequences.
+    /// Bytes that the server takes beside the engine, for sequences of at most `context` tokens: buffers of the
+    /// requests that are generated or wait, and the index of saved sequences.
     pub fn bytes(&self, context: usize) -> u64 {
         let requests = (self.parallel.saturating_add(self.queue) as u64).saturating_mul(BUFFER_BYTES as u64);
         let index = self.session_disk.as_ref().map_or(0, |_| index_bytes(context));
@@ -146,9 +146,10 @@ impl ServerOptions {
     }
 }
 
-/// Serves models on `listener` until a signal; active requests are then completed, unless there is a second one. `signal` is the
-/// next signal that is to end the process, counted from its call; it is an error where there are none, and then the
-/// server runs until the process is killed. `ready` is called as soon as clients are served and signals are heeded.
+/// Serves models on `listener` until a signal; active requests are then completed, unless there is a second one.
+/// `signal` is the next signal that is to end the process, counted from its call; it is an error where there are none,
+/// and then the server runs until the process is killed. `ready` is called as soon as clients are served and signals
+/// are heeded.
 pub fn serve<S>(
     listener: ServerListener,
     options: ServerOptions,

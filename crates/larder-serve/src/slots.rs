@@ -59,9 +59,9 @@ impl ServerSlots {
         ServerSlots { cache: PrefixCache::new(count), sessions, origin, context }
     }
 
-    /// A sequence for `prompt` and its slot: one in memory or on disk with a common prefix that is worth reusing, else a new
-    /// one. It is truncated to the common prefix, which is always shorter than the prompt; what the KV cache could not keep of
-    /// it is pending. The caller guarantees that a slot is not taken.
+    /// A sequence for `prompt` and its slot: one in memory or on disk with a common prefix that is worth reusing, else
+    /// a new one. It is truncated to the common prefix, which is always shorter than the prompt; what the KV cache
+    /// could not keep of it is pending. The caller guarantees that a slot is not taken.
     fn take(&mut self, prompt: &[u32], decoder: &Decoder) -> (usize, Sequence) {
         let held = self.cache.best(prompt);
         let saved = self.find(prompt, held.map_or(0, |(_, shared)| shared));
@@ -87,8 +87,8 @@ impl ServerSlots {
         (id, sequence)
     }
 
-    /// A sequence of `tokens` and its slot, as [`take`](Self::take) finds it, with its number of tokens that need not be computed.
-    /// With `anew` all are to be computed.
+    /// A sequence of `tokens` and its slot, as [`take`](Self::take) finds it, with its number of tokens that need not
+    /// be computed. With `anew` all are to be computed.
     pub fn take_whole(
         &mut self,
         tokens: &[u32],
@@ -262,8 +262,9 @@ fn not_written(name: &str, error: &WriteError) -> ApiError {
 }
 
 fn not_read(name: &str, error: &SavedSequenceError) -> ApiError {
-    match error.is_missing() {
-        true => ApiError::new(StatusCode::NOT_FOUND, "file_not_found", format!("There is no saved sequence '{name}'.")),
-        false => ApiError::invalid_field("filename", "invalid_file", format!("'{name}' {error}.")),
+    if error.is_missing() {
+        ApiError::new(StatusCode::NOT_FOUND, "file_not_found", format!("There is no saved sequence '{name}'."))
+    } else {
+        ApiError::invalid_field("filename", "invalid_file", format!("'{name}' {error}."))
     }
 }

@@ -1,7 +1,7 @@
 //! Gives a finished store a second folder on another drive: copies shards there, and with a stripe removes them here.
 //!
-//! `drive.json` comes first and claims the folder, `drives.json` last, so that an interrupted run leaves the store as it
-//! was. Shards that are there are recognised by the checksums of the manifest and kept.
+//! `drive.json` comes first and claims the folder, `drives.json` last, so that an interrupted run leaves the store as
+//! it was. Shards that are there are recognised by the checksums of the manifest and kept.
 
 use std::{
     fs, io,
@@ -39,8 +39,8 @@ pub struct AddedDrive {
     pub same_drive: bool,
 }
 
-/// Makes `folder` the second folder of the finished store at `store`, or continues where this was interrupted. With a mirror,
-/// shards that the store itself lacks are copied back.
+/// Makes `folder` the second folder of the finished store at `store`, or continues where this was interrupted. With a
+/// mirror, shards that the store itself lacks are copied back.
 pub fn add_drive(store: &Path, division: Division, folder: &Path, progress: &dyn Progress) -> Result<AddedDrive> {
     check_second_folder(store, folder)?;
     let _store_lock = lock(store)?;
@@ -162,8 +162,8 @@ impl<'a> Copying<'a> {
         sync_folder(root)
     }
 
-    /// Sees to a good copy of a shard in the second folder, and with a mirror in the store too; returns whether one had to be
-    /// written. `file` has the length of the shard.
+    /// Sees to a good copy of a shard in the second folder, and with a mirror in the store too; returns whether one had
+    /// to be written. `file` has the length of the shard.
     fn copy(&self, set: &ShardSet, shard: &Shard, checksums: &ExpertChecksums, file: &mut [u8]) -> Result<bool> {
         let name = path_in(set, shard);
         let (here, there) = (self.store.join(&name), self.folder.join(&name));
@@ -195,7 +195,8 @@ impl<'a> Copying<'a> {
     }
 }
 
-/// Refuses a shard that links or mounts lead to from both folders: it is one copy, and removing it here would remove it there.
+/// Refuses a shard that links or mounts lead to from both folders: it is one copy, and removing it here would remove it
+/// there.
 fn check_apart(here: &Path, there: &Path) -> Result<()> {
     let id = |path: &Path| FileId::of(path).ok();
     if id(here).is_some() && id(here) == id(there) {

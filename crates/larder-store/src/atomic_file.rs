@@ -14,7 +14,8 @@ use crate::{
     error::{Result, StoreError},
 };
 
-/// A file that is written in pieces, at offsets, or with direct I/O, under a temporary name, which is removed on drop unless it is published.
+/// A file that is written in pieces, at offsets, or with direct I/O, under a temporary name, which is removed on drop
+/// unless it is published.
 pub(crate) struct AtomicFile {
     file: File,
     temp: PathBuf,

@@ -9,7 +9,8 @@ use std::{
 /// Which reads of an expert, or of a block of a row table, are compared with its checksums.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum CheckReads {
-    /// The first in a run. Bytes that a disk, a cable or memory returns wrong later are computed with, without an error.
+    /// The first in a run. Bytes that a disk, a cable or memory returns wrong later are computed with, without an
+    /// error.
     First,
     /// Every read.
     #[default]

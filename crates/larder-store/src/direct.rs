@@ -25,7 +25,8 @@ impl DirectFile {
         open_direct(path).ok().map(DirectFile)
     }
 
-    /// Fills `into` from byte `offset` on; long ranges by a few threads, because one read at a time leaves an SSD half idle.
+    /// Fills `into` from byte `offset` on; long ranges by a few threads, because one read at a time leaves an SSD half
+    /// idle.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         if into.len() < SHARED_BYTES {
             return self.read_in_turn(offset, into);
@@ -96,7 +97,8 @@ impl std::ops::DerefMut for AlignedBuffer {
 }
 
 /// Opens the regular file at `path` for reads past the page cache. Offsets, lengths and addresses must be multiples of
-/// [`AlignedBuffer::ALIGN`]. An error of the kind [`io::ErrorKind::Unsupported`] says that there is no such access to this file.
+/// [`AlignedBuffer::ALIGN`]. An error of the kind [`io::ErrorKind::Unsupported`] says that there is no such access to
+/// this file.
 pub(crate) fn open_direct(path: &Path) -> io::Result<File> {
     open_direct_with_flags(0, path)
 }

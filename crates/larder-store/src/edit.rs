@@ -16,8 +16,8 @@ use crate::{
 
 /// Replaces the config of the store at `path` by `config`, which describes the model of `blueprint`.
 ///
-/// Refused if it describes other tensors than the store holds. Sidecars that were made with the config before no longer belong
-/// to the store.
+/// Refused if it describes other tensors than the store holds. Sidecars that were made with the config before no longer
+/// belong to the store.
 pub fn set_config(path: &Path, config: Value, blueprint: &Blueprint) -> Result<()> {
     let _lock = lock(path)?;
     let store = Store::open_partial(path)?;

@@ -8,7 +8,8 @@ const KEEP: &str = "keep";
 
 /// Rules that give matrices a number format by their names; the first rule that matches counts.
 ///
-/// A matrix of the experts is called `layers.3.experts.down`, or `gate` or `up`; resident weights have the names of their tensors.
+/// A matrix of the experts is called `layers.3.experts.down`, or `gate` or `up`; resident weights have the names of
+/// their tensors.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "Vec<String>", into = "Vec<String>")]
 pub struct FormatMix {
@@ -24,8 +25,8 @@ struct FormatRule {
 }
 
 impl FormatMix {
-    /// Reads a text with a rule per line: a pattern and a format, or `keep`. What follows `#` is a comment. The error names the
-    /// line.
+    /// Reads a text with a rule per line: a pattern and a format, or `keep`. What follows `#` is a comment. The error
+    /// names the line.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut rules = vec![];
         for (i, line) in text.lines().enumerate() {
@@ -34,9 +35,10 @@ impl FormatMix {
                 rules.push(FormatRule::parse(rule).map_err(|why| format!("line {}: {why}", i + 1))?);
             }
         }
-        match rules.is_empty() {
-            true => Err("it has no rule, such as: layers.0.experts.* q8_0".into()),
-            false => Ok(FormatMix { rules }),
+        if rules.is_empty() {
+            Err("it has no rule, such as: layers.0.experts.* q8_0".into())
+        } else {
+            Ok(FormatMix { rules })
         }
     }
 

@@ -20,12 +20,12 @@ const STRIDE_BYTES: usize = 4 << 20;
 /// Threads that read samples, each of which waits for the disk most of the time.
 const THREADS: usize = 8;
 
-/// A digest of the content of `source`: its headers, config and other files, and samples of every tensor that the model of
-/// `blueprint` uses: its first and last 4 KiB, and 4 KiB every 4 MiB.
+/// A digest of the content of `source`: its headers, config and other files, and samples of every tensor that the model
+/// of `blueprint` uses: its first and last 4 KiB, and 4 KiB every 4 MiB.
 ///
-/// Sources of equal content have equal identities, whatever their files are called, and whether they are on disk or still
-/// being downloaded; in the latter case this waits for them. A source that was retrained, requantised or damaged on a large
-/// scale has another; a few changed bytes can remain unnoticed.
+/// Sources of equal content have equal identities, whatever their files are called, and whether they are on disk or
+/// still being downloaded; in the latter case this waits for them. A source that was retrained, requantised or damaged
+/// on a large scale has another; a few changed bytes can remain unnoticed.
 pub fn identity(source: &dyn Source, blueprint: &Blueprint) -> Result<String> {
     let names: Vec<String> = used_tensors(source, blueprint).into_iter().collect();
     let samples = parallel(THREADS, names.len(), || (), |(), i| tensor_samples(source, &names[i]))?;
@@ -65,7 +65,8 @@ fn used_tensors(source: &dyn Source, blueprint: &Blueprint) -> BTreeSet<String> 
     used
 }
 
-/// Digest of the samples of a tensor of `bytes` bytes, as 32 hex digits. `read` fills a buffer from an offset in the tensor.
+/// Digest of the samples of a tensor of `bytes` bytes, as 32 hex digits. `read` fills a buffer from an offset in the
+/// tensor.
 pub(crate) fn sampled(bytes: usize, read: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<String> {
     let mut digest = XxHash3_128::new();
     let mut sample = [0; SAMPLE_BYTES];
@@ -95,12 +96,11 @@ fn samples(bytes: usize) -> impl Iterator<Item = (usize, usize)> {
 
 /// Refuses a source whose content has changed since its identity was `before`.
 pub(crate) fn check_unchanged(source: &dyn Source, before: &str, now: &str) -> Result<()> {
-    match before == now {
-        true => Ok(()),
-        false => {
-            let what = "has changed while it was converted; remove the unfinished store and convert it again";
-            Err(StoreError::new(StoreErrorKind::Mismatch, source.path(), what))
-        }
+    if before == now {
+        Ok(())
+    } else {
+        let what = "has changed while it was converted; remove the unfinished store and convert it again";
+        Err(StoreError::new(StoreErrorKind::Mismatch, source.path(), what))
     }
 }
 

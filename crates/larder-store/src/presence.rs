@@ -1,8 +1,8 @@
-//! Whether a store is still there: its drive can be unplugged while a model runs, and come back as another device, on which
-//! no file is open.
+//! Whether a store is still there: its drive can be unplugged while a model runs, and come back as another device, on
+//! which no file is open.
 //!
-//! A failed read makes its folder suspect. Before the next read, a suspect folder is looked at: if it holds the store that was
-//! opened, its files are opened again.
+//! A failed read makes its folder suspect. Before the next read, a suspect folder is looked at: if it holds the store
+//! that was opened, its files are opened again.
 
 use std::{
     io,
@@ -83,8 +83,8 @@ impl StorePresence {
         &self.checks
     }
 
-    /// How often the files of a folder had to be opened again; those of an earlier generation are of a drive that is gone.
-    /// Fails while the folder is away, or holds another store. Takes no time unless a read has failed.
+    /// How often the files of a folder had to be opened again; those of an earlier generation are of a drive that is
+    /// gone. Fails while the folder is away, or holds another store. Takes no time unless a read has failed.
     pub fn generation(&self, folder: usize) -> Result<u64> {
         let folder = &self.folders[folder];
         if folder.is_suspect.load(Ordering::Acquire) {
@@ -93,8 +93,8 @@ impl StorePresence {
         Ok(folder.generation.load(Ordering::Acquire))
     }
 
-    /// The error to report for a read or an opening in a folder that failed with `error`: that its drive was removed, if the
-    /// folder cannot be read at all.
+    /// The error to report for a read or an opening in a folder that failed with `error`: that its drive was removed,
+    /// if the folder cannot be read at all.
     pub fn failed(&self, folder: usize, error: StoreError) -> StoreError {
         if error.kind != StoreErrorKind::Io {
             return error;
@@ -132,8 +132,8 @@ impl StoreFolder {
         self.is_away.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the first block of the marker, from the drive where that is possible: what the page cache holds of a drive that
-    /// is gone says nothing.
+    /// Reads the first block of the marker, from the drive where that is possible: what the page cache holds of a drive
+    /// that is gone says nothing.
     fn probe(&self) -> io::Result<()> {
         let path = self.path.join(self.marker.file_name());
         let mut block = AlignedBuffer::new(AlignedBuffer::ALIGN);
@@ -183,7 +183,8 @@ impl Marker {
     }
 }
 
-/// Whether an error says that a file is not there any more, and not that this process may not read it, or lacks something.
+/// Whether an error says that a file is not there any more, and not that this process may not read it, or lacks
+/// something.
 fn is_removal(error: &io::Error) -> bool {
     error.raw_os_error().is_some() && !is_own(error)
 }

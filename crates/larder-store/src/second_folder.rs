@@ -1,6 +1,7 @@
-//! The second folder of a store, on another drive. The store's `drives.json` says where it is, and its own `drive.json` to
-//! which shards it belongs. Both are hints for finding shards, which have their checksums in the manifest, and neither is
-//! part of the store: a store can be copied without its second folder, and a folder moves without a change of the hash.
+//! The second folder of a store, on another drive. The store's `drives.json` says where it is, and its own `drive.json`
+//! to which shards it belongs. Both are hints for finding shards, which have their checksums in the manifest, and
+//! neither is part of the store: a store can be copied without its second folder, and a folder moves without a change
+//! of the hash.
 
 use std::{
     fs,
@@ -141,8 +142,8 @@ fn check(folder: &Path, manifest: &Manifest) -> Result<()> {
     }
 }
 
-/// Digest of the checksums of all shards, in order: those of the experts, then those of the smaller copies. Other than the
-/// hash of the store, it does not change with the config.
+/// Digest of the checksums of all shards, in order: those of the experts, then those of the smaller copies. Other than
+/// the hash of the store, it does not change with the config.
 pub(crate) fn shards_digest(manifest: &Manifest) -> String {
     let sets = [Some(&manifest.experts), manifest.small_experts.as_ref()];
     let all = sets.into_iter().flatten().flat_map(|files| files.checksums.iter().flatten());

@@ -23,8 +23,8 @@ use crate::{
 /// The bits of all segments.
 const ALL: u8 = (1 << SEGMENTS) - 1;
 
-/// A set of shards. Their data are checked as `ReadChecks` say. Their headers are for other programs: experts are found by
-/// the manifest alone, and only [`verify`](crate::verify) reads headers.
+/// A set of shards. Their data are checked as `ReadChecks` say. Their headers are for other programs: experts are found
+/// by the manifest alone, and only [`verify`](crate::verify) reads headers.
 pub struct ShardSet {
     /// The store, and its second folder if there is one.
     roots: Vec<PathBuf>,
@@ -41,8 +41,8 @@ pub struct ShardSet {
 }
 
 impl ShardSet {
-    /// The set `name` of the store at `store` with this second folder. Lengths of the shards are checked, and shards may be
-    /// missing. A shard of a wrong length is an error, unless there is another copy.
+    /// The set `name` of the store at `store` with this second folder. Lengths of the shards are checked, and shards
+    /// may be missing. A shard of a wrong length is an error, unless there is another copy.
     pub fn open(
         store: &Path,
         second: Option<&Path>,

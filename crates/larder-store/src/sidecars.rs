@@ -1,7 +1,7 @@
 //! Sidecars that are written into a finished store: trained weights for eviction, and the calibration of lossy routing.
 //!
-//! They are not in the manifest, because they may be replaced. Beside each lies its seal, `NAME.seal`: the hash of the store
-//! that it was made for, and its own length and checksum.
+//! They are not in the manifest, because they may be replaced. Beside each lies its seal, `NAME.seal`: the hash of the
+//! store that it was made for, and its own length and checksum.
 
 use std::path::Path;
 

@@ -62,8 +62,8 @@ pub struct LocatedSlice<'a> {
 }
 
 impl<'a> LocatedSlice<'a> {
-    /// Looks up `piece`, which will be stored as `wanted` (`None` keeps its format), and checks the tensor's shape against
-    /// `shape`.
+    /// Looks up `piece`, which will be stored as `wanted` (`None` keeps its format), and checks the tensor's shape
+    /// against `shape`.
     pub fn locate(
         source: &'a dyn Source,
         piece: &TensorSlice,
@@ -111,9 +111,10 @@ impl<'a> LocatedSlice<'a> {
         into: &mut [u8],
         scratch: &mut AssemblyBuffers,
     ) -> Result<()> {
-        match self.transposed {
-            true => self.fill_transposed(kind, importance, into, scratch),
-            false => self.fill_rows(kind, importance, into, scratch),
+        if self.transposed {
+            self.fill_transposed(kind, importance, into, scratch)
+        } else {
+            self.fill_rows(kind, importance, into, scratch)
         }
     }
 
@@ -204,8 +205,8 @@ impl<'a> LocatedSlice<'a> {
     }
 }
 
-/// Converts values from one number format to another, with what each column matters, if it is known. `from` must be a float
-/// format unless both are the same, and the values whole rows if columns matter.
+/// Converts values from one number format to another, with what each column matters, if it is known. `from` must be a
+/// float format unless both are the same, and the values whole rows if columns matter.
 pub(crate) fn convert(
     source: &dyn Source,
     name: &str,

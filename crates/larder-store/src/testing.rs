@@ -185,9 +185,8 @@ impl Tiny {
         // Row `r` of the fused matrix: its part, and its row in that part.
         let fused = |r: usize| if turns { (r % 2, r / 2) } else { (r / inter, r % inter) };
         let each = |one: &dyn Fn(ExpertId) -> Vec<f32>| (0..EXPERTS).flat_map(|e| one(ExpertId(e as u16))).collect();
-        let matrix = |rows: usize, cols: usize, value: &dyn Fn(usize, usize) -> f32| match transposed {
-            true => grid(cols, rows, |c, r| value(r, c)),
-            false => grid(rows, cols, value),
+        let matrix = |rows: usize, cols: usize, value: &dyn Fn(usize, usize) -> f32| {
+            if transposed { grid(cols, rows, |c, r| value(r, c)) } else { grid(rows, cols, value) }
         };
         let shape = |rows, cols| if transposed { vec![EXPERTS, cols, rows] } else { vec![EXPERTS, rows, cols] };
         let gate_up = each(&|e| {
@@ -274,9 +273,10 @@ pub fn files(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()) {
-            match entry.is_dir() {
-                true => folders.push(entry),
-                false => drop(found.insert(entry.strip_prefix(root).unwrap().to_owned(), fs::read(&entry).unwrap())),
+            if entry.is_dir() {
+                folders.push(entry)
+            } else {
+                drop(found.insert(entry.strip_prefix(root).unwrap().to_owned(), fs::read(&entry).unwrap()))
             }
         }
     }

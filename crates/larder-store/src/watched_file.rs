@@ -61,8 +61,9 @@ impl WatchedFile {
 }
 
 fn check_len(path: &Path, found: u64, expected: u64) -> Result<()> {
-    match found == expected {
-        true => Ok(()),
-        false => Err(StoreError::malformed(path, format!("is {found} bytes long, expected {expected}"))),
+    if found == expected {
+        Ok(())
+    } else {
+        Err(StoreError::malformed(path, format!("is {found} bytes long, expected {expected}")))
     }
 }

@@ -39,20 +39,20 @@ impl FromStr for ContextFull {
     }
 }
 
-/// Tokens of the context that a prompt leaves free for its answer: the answer's limit, but at most half of the context; a
-/// quarter where there is no limit.
+/// Tokens of the context that a prompt leaves free for its answer: the answer's limit, but at most half of the context;
+/// a quarter where there is no limit.
 pub fn answer_room(context: usize, max_tokens: Option<usize>) -> usize {
     max_tokens.map_or(context / 4, |limit| limit.min(context / 2)).max(1)
 }
 
-/// Tokens at the beginning that shifts keep of a context, where `wanted` are to be kept: at most three quarters, so that a shift
-/// makes room for at least an eighth.
+/// Tokens at the beginning that shifts keep of a context, where `wanted` are to be kept: at most three quarters, so
+/// that a shift makes room for at least an eighth.
 pub fn kept_tokens(context: usize, wanted: usize) -> usize {
     wanted.min(context * 3 / 4)
 }
 
-/// The turns of a dialogue. A turn is a message of the user with everything up to the next one, so calls of tools and their
-/// results go together. System messages belong to none.
+/// The turns of a dialogue. A turn is a message of the user with everything up to the next one, so calls of tools and
+/// their results go together. System messages belong to none.
 #[derive(Debug)]
 pub struct DialogueTurns<'a> {
     messages: &'a [Value],
@@ -92,9 +92,9 @@ impl<'a> DialogueTurns<'a> {
         self.zipped().filter(move |(_, turn)| turn.is_some_and(|turn| turn < dropped)).map(|(message, _)| message)
     }
 
-    /// The prompt of all messages or, if that does not fit, the longest that fits with as many of the oldest turns left out as a
-    /// cut allows; and how many those are. `prompt` makes the prompt without a number of turns, or `None`
-    /// if it does not fit; cuts are searched by halves. The result is `None` if even the last turn alone does not fit.
+    /// The prompt of all messages or, if that does not fit, the longest that fits with as many of the oldest turns left
+    /// out as a cut allows; and how many those are. `prompt` makes the prompt without a number of turns, or `None` if
+    /// it does not fit; cuts are searched by halves. The result is `None` if even the last turn alone does not fit.
     ///
     /// `tokens` is the number of tokens of a message, and `step` that between two cuts.
     pub fn fit<P, E>(
@@ -118,9 +118,9 @@ impl<'a> DialogueTurns<'a> {
         Ok(best)
     }
 
-    /// Numbers of turns that may be dropped, ascending: those before which another `step` tokens of the dialogue are complete,
-    /// and all but the last. They depend only on what is before them, so a dialogue that grows is cut at the same turn until
-    /// that is not enough, and its prompts have a common prefix.
+    /// Numbers of turns that may be dropped, ascending: those before which another `step` tokens of the dialogue are
+    /// complete, and all but the last. They depend only on what is before them, so a dialogue that grows is cut at the
+    /// same turn until that is not enough, and its prompts have a common prefix.
     fn cuts(&self, tokens: impl Fn(&Value) -> usize, step: usize) -> Vec<usize> {
         let mut sizes = vec![0; self.count];
         for (message, turn) in self.zipped() {

@@ -1,13 +1,15 @@
-//! Text on both sides of a model: tokenizers, chat templates, what an answer's marks mean, and grammars that an answer keeps to.
+//! Text on both sides of a model: tokenizers, chat templates, what an answer's marks mean, and grammars that an answer
+//! keeps to.
 //!
-//! - Tokens: [`Tokenizer`] and [`Detokenizer`], [`StopMatcher`], [`FillInTokens`]; the files [`TokenizerConfig`], [`GenerationConfig`]
-//!   and [`Welcome`].
-//! - [`ChatTemplate`]: from messages to a prompt. [`DialogueTurns`] are what a prompt may leave out where a context is full.
+//! - Tokens: [`Tokenizer`] and [`Detokenizer`], [`StopMatcher`], [`FillInTokens`]; the files [`TokenizerConfig`],
+//!   [`GenerationConfig`] and [`Welcome`].
+//! - [`ChatTemplate`]: from messages to a prompt. [`DialogueTurns`] are what a prompt may leave out where a context is
+//!   full.
 //! - [`ChatFormat`] knows how a model marks reasoning and tool calls; its [`OutputParser`] separates them.
 //! - [`Grammar`]: which tokens may follow, so that a text keeps to a [`TextFormat`] (structured output).
 //!
-//! The crate knows no model, opens no file (files arrive as bytes), and reads the clock only for the date that a template may show.
-//! Templates, grammars and texts come from strangers: each has a limit of time and memory.
+//! The crate knows no model, opens no file (files arrive as bytes), and reads the clock only for the date that a
+//! template may show. Templates, grammars and texts come from strangers: each has a limit of time and memory.
 //!
 //! ```
 //! use larder_text::StopMatcher;

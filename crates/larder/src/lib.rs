@@ -1,9 +1,9 @@
 //! The `larder` command: flags, configuration, printing, the chat and the doctor.
 //!
-//! [`main`] is the whole program. A command turns its flags into the options of larder-runtime, which opens the model, plans
-//! its memory and starts the engine; the command prints what that reports, and the results. A library error becomes one
-//! sentence here, with advice where there is a remedy. A program of your own that runs models uses larder-runtime, not this
-//! crate.
+//! [`main`] is the whole program. A command turns its flags into the options of larder-runtime, which opens the model,
+//! plans its memory and starts the engine; the command prints what that reports, and the results. A library error
+//! becomes one sentence here, with advice where there is a remedy. A program of your own that runs models uses
+//! larder-runtime, not this crate.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -44,9 +44,9 @@ pub fn main() -> ExitCode {
     ExitCode::from(main_of(std::env::args_os().collect(), None))
 }
 
-/// Parses a command line, of which the first word is the program's name, and runs the command; once in a process. A program that
-/// brings the demo model along says in which folder it is. Returns the exit code: 0 success, 1 an error, which is printed as one
-/// sentence, and 2 wrong usage.
+/// Parses a command line, of which the first word is the program's name, and runs the command; once in a process. A
+/// program that brings the demo model along says in which folder it is. Returns the exit code: 0 success, 1 an error,
+/// which is printed as one sentence, and 2 wrong usage.
 pub fn main_of(typed: Vec<OsString>, demo: Option<PathBuf>) -> u8 {
     let typed = TYPED.get_or_init(|| typed);
     demo.into_iter().for_each(models::set_demo);

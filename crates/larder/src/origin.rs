@@ -13,14 +13,14 @@ pub struct SequenceOrigins {
 }
 
 impl SequenceOrigins {
-    /// Of a run that saves sequences, or else does not need them told apart. Refuses a model whose sequences cannot be saved.
+    /// Of a run that saves sequences, or else does not need them told apart. Refuses a model whose sequences cannot be
+    /// saved.
     pub fn new(model: &OpenModel, options: &Options, engine: &InferenceEngine, saves: bool) -> Result<Self> {
-        let identity = match saves {
-            true => {
-                engine.decoder.check_saving()?;
-                model.identity()?
-            }
-            false => String::new(),
+        let identity = if saves {
+            engine.decoder.check_saving()?;
+            model.identity()?
+        } else {
+            String::new()
         };
         let kv = engine.decoder.kv_pool().format().kind();
         Ok(SequenceOrigins { model: identity, settings: format!("kv={kv} exact={}", options.compute.exact) })

@@ -1,5 +1,5 @@
-//! Output files: checked before a command begins, so that nothing is replaced by mistake and no long run ends without a place for
-//! its result.
+//! Output files: checked before a command begins, so that nothing is replaced by mistake and no long run ends without a
+//! place for its result.
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;

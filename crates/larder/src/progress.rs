@@ -71,9 +71,10 @@ pub fn count(what: &str, items: &'static str, total: u64) -> Bar {
 fn begin(what: &str, unit: Unit, total: u64) -> Bar {
     // The name of a file on the hub, for example.
     let what = printable(what);
-    let kind = match std::io::stderr().is_terminal() {
-        true => BarKind::Terminal(terminal(&what, unit, total)),
-        false => BarKind::Plain(Mutex::new(PlainLines { done: 0, next: QUIET_TIME })),
+    let kind = if std::io::stderr().is_terminal() {
+        BarKind::Terminal(terminal(&what, unit, total))
+    } else {
+        BarKind::Plain(Mutex::new(PlainLines { done: 0, next: QUIET_TIME }))
     };
     Bar { what, unit, total, start: Instant::now(), kind }
 }

@@ -76,10 +76,7 @@ fn command_line(args: impl Iterator<Item = impl AsRef<OsStr>>) -> String {
     let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%~".contains(c);
     let quoted = |arg: &OsStr| {
         let arg = printable(&arg.to_string_lossy());
-        match !arg.is_empty() && arg.chars().all(plain) {
-            true => arg,
-            false => format!("'{}'", arg.replace('\'', "'\\''")),
-        }
+        if arg.is_empty() && arg.chars().all(plain) { format!("'{}'", arg.replace('\'', "'\\''")) } else { arg }
     };
     std::iter::once("larder".to_owned()).chain(args.map(|arg| quoted(arg.as_ref()))).collect::<Vec<_>>().join(" ")
 }

@@ -1,5 +1,5 @@
-//! Standard output. std's macros panic where it cannot be written to; these end the program: quietly if the reader of a pipe
-//! is gone, with one sentence if the disk is full.
+//! Standard output. std's macros panic where it cannot be written to; these end the program: quietly if the reader of a
+//! pipe is gone, with one sentence if the disk is full.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};

@@ -1,5 +1,5 @@
-//! The user's folders: by the XDG base directory specification, and on Windows those that Windows names, unless the variables of that
-//! specification are set.
+//! The user's folders: by the XDG base directory specification, and on Windows those that Windows names, unless the
+//! variables of that specification are set.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

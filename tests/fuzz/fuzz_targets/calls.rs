@@ -1,4 +1,5 @@
-//! Generated texts, any: reasoning, content and tool calls are the same whether the text comes whole or in pieces, and in time.
+//! Generated texts, any: reasoning, content and tool calls are the same whether the text comes whole or in pieces, and
+//! in time.
 
 #![no_main]
 

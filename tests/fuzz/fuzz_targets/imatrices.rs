@@ -1,4 +1,5 @@
-//! The reader of importance matrices, on any bytes: it accepts or refuses, and what it accepts can be written and read again.
+//! The reader of importance matrices, on any bytes: it accepts or refuses, and what it accepts can be written and read
+//! again.
 
 #![no_main]
 

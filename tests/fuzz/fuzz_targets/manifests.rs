@@ -1,5 +1,5 @@
-//! Files `larder.json` beside the files of a small store, any JSON: the store is refused in one sentence, or can be opened and
-//! checked. Manifests of format 2 get the checksum that a stranger can compute as well.
+//! Files `larder.json` beside the files of a small store, any JSON: the store is refused in one sentence, or can be
+//! opened and checked. Manifests of format 2 get the checksum that a stranger can compute as well.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Quantised checkpoints, with any bytes as the file of weights: they are accepted or refused, and what is accepted can be
-//! read in both views, or is refused with a reason.
+//! Quantised checkpoints, with any bytes as the file of weights: they are accepted or refused, and what is accepted can
+//! be read in both views, or is refused with a reason.
 
 #![no_main]
 

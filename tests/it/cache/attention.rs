@@ -75,8 +75,8 @@ pub fn on_faulty_device(faults: DeviceFaults) -> (ComputeContext, Arc<OpsDouble>
     (compute, ops)
 }
 
-/// By model: the waits of a decoded token, and its MoE layers. Its logits are those of the CPU, with the keys and values of so many layers
-/// on the device.
+/// By model: the waits of a decoded token, and its MoE layers. Its logits are those of the CPU, with the keys and
+/// values of so many layers on the device.
 fn waits_of_tokens(kv_device_layers: usize) -> Vec<(String, u64, u64)> {
     let mut waits = Vec::new();
     for folder in golden_models() {

@@ -35,8 +35,8 @@ fn tiers_of_any_size_change_no_word() {
         return;
     }
     let resident = written(&["--cache=all"]);
-    // Hits in memory. Where all experts fit on the GPU, those that the processor computed at first are found there until they
-    // are copied, which depends on how fast copies are: 0 to 67 of 352 were seen.
+    // Hits in memory. Where all experts fit on the GPU, those that the processor computed at first are found there
+    // until they are copied, which depends on how fast copies are: 0 to 67 of 352 were seen.
     for (flags, in_memory) in [
         (&["--vram", "32x"][..], 0..=120),
         (&["--vram", "4x", "--cache", "6x"], 1..=u64::MAX),
@@ -68,7 +68,8 @@ fn logits_of_golden_models_are_those_of_the_processor() {
     }
 }
 
-/// Sparse attention over several pages, of which tokens see a part; keys of blocks from more tokens than are kept of them.
+/// Sparse attention over several pages, of which tokens see a part; keys of blocks from more tokens than are kept of
+/// them.
 #[test]
 fn logits_of_sparse_models_are_those_of_the_processor_over_pages() {
     if no_emulator() {
@@ -92,8 +93,8 @@ fn logits_of_low_bit_models_are_those_of_the_processor() {
     }
 }
 
-/// Logits of a prompt in pieces of `chunk` tokens, with two experts per layer on a device and one in memory, are those with all experts in
-/// memory.
+/// Logits of a prompt in pieces of `chunk` tokens, with two experts per layer on a device and one in memory, are those
+/// with all experts in memory.
 fn compare_logits(model: &Path, prompt: &[u32], chunk: usize) {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
@@ -158,8 +159,8 @@ fn flash_attention_is_near_exact_attention() {
     assert!(refused.contains("-o flash-attn applies to a GPU only"), "{refused}");
 }
 
-/// Sizes of the tiers: all experts on the device, which chooses them; a part of them, with and without others in memory; and hardly any.
-/// Then with keys and values in memory, of all layers but one, and of all.
+/// Sizes of the tiers: all experts on the device, which chooses them; a part of them, with and without others in
+/// memory; and hardly any. Then with keys and values in memory, of all layers but one, and of all.
 const SIZES: [&[&str]; 7] = [
     &[],
     &["--vram", "2x", "--cache", "1x"],
@@ -219,11 +220,12 @@ fn golden_models_write_what_the_processor_writes_through_tiers_of_any_size() {
 /// What a decoded token of the demo model (8 layers) asks of the device.
 const COLUMNS: [&str; 5] = ["gpu_launches", "gpu_graphs", "gpu_graph_launches", "gpu_waits", "gpu_exchanged_bytes"];
 
-/// With all experts in device memory, and the same launches three times as before: two graphs, and one wait for the best logits. A change
-/// that moves them on purpose records what the failing test prints.
+/// With all experts in device memory, and the same launches three times as before: two graphs, and one wait for the
+/// best logits. A change that moves them on purpose records what the failing test prints.
 const RECORDED_WORK: [u64; 5] = [0, 2, 106, 1, 14_600];
 
-/// What each decoded token of the demo model asked of the device, of those that `counts`; these have the columns and their values.
+/// What each decoded token of the demo model asked of the device, of those that `counts`; these have the columns and
+/// their values.
 fn work_of_tokens(flags: &[&str], counts: impl Fn(&dyn Fn(&str) -> u64) -> bool) -> Vec<[u64; 5]> {
     work_of(&demo(), &[&["-n", "64"], flags].concat(), counts)
 }
@@ -288,7 +290,8 @@ fn a_token_waits_at_most_once_per_layer() {
     }
 }
 
-/// Where a few experts are not on the device, what lies between the experts of two layers is a graph, and the rest few launches.
+/// Where a few experts are not on the device, what lies between the experts of two layers is a graph, and the rest few
+/// launches.
 #[test]
 fn a_layer_is_at_most_twelve_launches_outside_graphs() {
     if no_emulator() {
@@ -300,14 +303,15 @@ fn a_layer_is_at_most_twelve_launches_outside_graphs() {
         assert!(warm.len() > 20 && warm.iter().all(|[launches, ..]| *launches > 0), "none has all experts: {work:?}");
         let within = warm.iter().filter(|[launches, graphs, ..]| *launches <= 12 * 8 + 6 && *graphs >= 7).count();
         assert!(10 * within >= 9 * warm.len(), "{within} of {} with {device} experts: {warm:?}", warm.len());
-        // The host sends no lists of experts that the device has begun by itself: for four experts more than 1,000 bytes a layer.
+        // The host sends no lists of experts that the device has begun by itself: for four experts more than 1,000
+        // bytes a layer.
         let sent = warm.iter().map(|[.., bytes]| *bytes).min().unwrap();
         assert!(device != "28" || sent < 40_000, "{sent} bytes: {warm:?}");
     }
 }
 
-/// The same for models with several residual streams, sparse attention, recurrent states, an encoder and all others, of whose experts two
-/// per layer are on the device.
+/// The same for models with several residual streams, sparse attention, recurrent states, an encoder and all others, of
+/// whose experts two per layer are on the device.
 #[test]
 fn a_layer_of_any_model_is_at_most_twelve_launches_outside_graphs() {
     if no_emulator() {
@@ -318,7 +322,8 @@ fn a_layer_of_any_model_is_at_most_twelve_launches_outside_graphs() {
         let layers = ["num_decoder_layers", "num_hidden_layers"].iter().find_map(|key| text[key].as_u64()).unwrap();
         let flags = ["-n", "80", "--ignore-eos", "--vram", "2x"];
         let work = work_of(store, &flags, |column| column("gpu_computed") > 0);
-        // Launches are graphs from the third time on: where blocks of two and of five tokens are pooled, behind thirty tokens.
+        // Launches are graphs from the third time on: where blocks of two and of five tokens are pooled, behind thirty
+        // tokens.
         let mut outside: Vec<u64> = work[work.len() - 20..].iter().map(|[launches, ..]| *launches).collect();
         outside.sort_unstable();
         let (half, most) = (outside[10], outside[19]);
@@ -353,7 +358,8 @@ fn a_prompt_waits_once_for_each_layer() {
     // Of few tokens, as of the second piece of 14, the device chooses the experts.
     for (tokens, waits) in [("64", 9), ("270", 9 + 1)] {
         let report: Value = serde_json::from_str(&larder_ok(&[&base[..], &["-p", tokens]].concat())).unwrap();
-        // Of the last run, in which all experts are on the device: for each layer the choice, then the logits of the last piece.
+        // Of the last run, in which all experts are on the device: for each layer the choice, then the logits of the
+        // last piece.
         let work = &report["series"][0]["runs"][2]["prompt"]["tiers"];
         println!("{tokens} tokens: {work}");
         assert_eq!(work["waits"], waits, "{work}");

@@ -11,8 +11,8 @@ use crate::support::{golden_models, larder_ok};
 /// A model whose layers read tokens, and not only their embedding: n-grams.
 const READS_TOKENS: &str = "qwen4_exp";
 
-/// How tokens are chosen: the best; drawn in three ways among the best; the best, with drafts between; drawn in three ways among all; and
-/// with a penalty, the best, among the best and among all.
+/// How tokens are chosen: the best; drawn in three ways among the best; the best, with drafts between; drawn in three
+/// ways among all; and with a penalty, the best, among the best and among all.
 const CHOICES: [&[&str]; 11] = [
     &["--temperature", "0", "--speculate", "off"],
     &["--temperature", "0.8", "--top-k", "20", "--seed", "5", "--speculate", "off"],
@@ -51,7 +51,8 @@ fn steps_of_all_models_run_ahead_and_write_the_same() {
             let (steps, dropped) = (counted(&there, "steps"), counted(&there, "dropped"));
             println!("{model}: {steps} steps ran ahead, {dropped} were dropped");
             assert_eq!(counted(&here, "steps"), 0);
-            // With top-p or min-p and without top-k, more tokens of these random models are likely than a device looks at, and it stops.
+            // With top-p or min-p and without top-k, more tokens of these random models are likely than a device looks
+            // at, and it stops.
             let few = if (6..8).contains(&number) { 8 } else { 0 };
             assert!(dropped <= few, "{model} with {choice:?}: {dropped} dropped");
             let among_all = AMONG_ALL.contains(&number) || number + 1 == CHOICES.len();
@@ -120,7 +121,8 @@ fn requests_that_come_between_change_no_answer() {
     }
 }
 
-/// With all experts on the device its embedding is there too; with fewer, or where the model's layers read tokens, it is not.
+/// With all experts on the device its embedding is there too; with fewer, or where the model's layers read tokens, it
+/// is not.
 #[test]
 fn the_plan_says_where_the_embedding_is() {
     if no_emulator() {
@@ -136,8 +138,8 @@ fn the_plan_says_where_the_embedding_is() {
     assert_eq!(planned(&["--vram", "31x"]), Value::Null);
 }
 
-/// Launches, graphs and the launches in them, waits and exchanged bytes of a token of the demo model: those of a step that was begun before.
-/// A change that moves them on purpose records what the failing test prints.
+/// Launches, graphs and the launches in them, waits and exchanged bytes of a token of the demo model: those of a step
+/// that was begun before. A change that moves them on purpose records what the failing test prints.
 const RECORDED_WORK: [u64; 5] = [0, 2, 105, 1, 9472];
 
 #[test]
@@ -152,7 +154,8 @@ fn a_token_whose_step_ran_ahead_costs_what_is_recorded() {
     assert!(work.iter().all(|[.., waits, _]| *waits <= 1), "{work:?}");
 }
 
-/// A model that was trained has few likely tokens: the device draws what the host draws, also where it looks at the best ones alone.
+/// A model that was trained has few likely tokens: the device draws what the host draws, also where it looks at the
+/// best ones alone.
 #[test]
 fn a_trained_model_drops_hardly_a_step() {
     if no_emulator() {

@@ -44,8 +44,8 @@ fn drafts_of_a_device_change_no_text() {
                 peak.as_u64() <= plan.as_u64(),
                 "{name} {sizes:?}: {peak} bytes were allocated, and {plan} planned"
             );
-            // Each draft waits once, and so do one that is not likely enough and the step itself, whose tokens are up to 17. The device is filled
-            // in the first step.
+            // Each draft waits once, and so do one that is not likely enough and the step itself, whose tokens are up
+            // to 17. The device is filled in the first step.
             let most = drafted + 2 * steps + 2 * LAYERS;
             assert!(!sizes.is_empty() || waits <= most, "{name}: {waits} waits, at most {most}");
         }

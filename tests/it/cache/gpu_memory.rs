@@ -13,7 +13,8 @@ fn peak_and_plan(store: &str, prompt: &str, flags: &[&str]) -> [u64; 2] {
     [&report["gpu_peak_bytes"], &report["plan"]["device"]["total_bytes"]].map(|bytes| bytes.as_u64().unwrap())
 }
 
-/// Of models of all kinds, with a prompt of two pieces, and with a short one, for which a plan is hardly more than weights.
+/// Of models of all kinds, with a prompt of two pieces, and with a short one, for which a plan is hardly more than
+/// weights.
 #[test]
 fn no_model_takes_more_than_its_plan_says() {
     if no_emulator() {
@@ -33,7 +34,8 @@ fn no_model_takes_more_than_its_plan_says() {
     assert!(models > 40, "{models} models");
 }
 
-/// Of a model that fills its plan: long contexts, large and small pieces of prompts, keys and values in all formats and places.
+/// Of a model that fills its plan: long contexts, large and small pieces of prompts, keys and values in all formats and
+/// places.
 #[test]
 fn no_setting_takes_more_than_its_plan_says() {
     if no_emulator() {

@@ -69,7 +69,8 @@ fn its_first_answers_do_not_repeat_themselves() {
     }
 }
 
-/// The kernels' bits are the same on every processor, so the words are; `scripts/check/cross.sh e2e` has another one say them.
+/// The kernels' bits are the same on every processor, so the words are; `scripts/check/cross.sh e2e` has another one
+/// say them.
 #[test]
 fn the_words_are_the_same_on_every_machine() {
     assert_eq!(written(&["--cache", "8x"])["text"], WORDS);

@@ -13,7 +13,8 @@ use crate::support::{command, fixture};
 
 const PROGRAMS: [&str; 4] = ["claude", "codex", "opencode", "aider"];
 
-/// A folder with a program for each name: it prints its environment, its arguments, and what a launch inside of it would do.
+/// A folder with a program for each name: it prints its environment, its arguments, and what a launch inside of it
+/// would do.
 fn programs() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let larder = env!("CARGO_BIN_EXE_larder-under-test");

@@ -1,4 +1,5 @@
-//! Memory under a real control group whose limit moves. Where control groups cannot be made, the test says so and passes.
+//! Memory under a real control group whose limit moves. Where control groups cannot be made, the test says so and
+//! passes.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

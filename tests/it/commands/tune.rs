@@ -105,7 +105,8 @@ fn a_text_depends_on_the_budget_and_not_on_how_experts_are_read() {
             "{how:?}"
         );
     }
-    // Measuring each token teaches the dial more, so another text may follow. The mean of 200 tokens is uncertain by as much as the budget.
+    // Measuring each token teaches the dial more, so another text may follow. The mean of 200 tokens is uncertain by as
+    // much as the budget.
     let measured = written(&[&eight[..], &["--quality", "fast", "-o", "measure-every=1"]].concat());
     let loss = measured["routing"]["output"]["kl"].as_f64().unwrap();
     assert!(loss > 0.0 && loss < 0.04, "{loss} on 200 tokens");

@@ -102,8 +102,8 @@ impl Place {
         self.path("topology.toml").to_str().unwrap().to_owned()
     }
 
-    /// A placement of the demo model: a third on the desk, a third on the shelf, all on the cloud, the last expert of each layer
-    /// here.
+    /// A placement of the demo model: a third on the desk, a third on the shelf, all on the cloud, the last expert of
+    /// each layer here.
     fn placement(&self) -> String {
         let share = |of: fn(usize) -> bool| -> String {
             let layer = (0..32).filter(|e| of(*e)).map(|e| e.to_string()).collect::<Vec<_>>().join(", ");

@@ -38,7 +38,8 @@ impl Supplies {
     }
 }
 
-/// Threads of a process that have run for at least this many clock ticks since `before`, by the names of compute threads.
+/// Threads of a process that have run for at least this many clock ticks since `before`, by the names of compute
+/// threads.
 fn busy_workers(process: u32, before: &[(String, u64)]) -> usize {
     let after = worker_times(process);
     let grew = |(name, ticks): &&(String, u64)| before.iter().any(|(other, then)| other == name && ticks > &(then + 2));

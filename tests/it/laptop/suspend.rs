@@ -1,5 +1,6 @@
-//! A program that is stopped in the middle of an answer, as in suspend, and goes on later. Stopped processes are as near as a
-//! test comes: the clock that the program reads goes on while they are stopped, and stands still while a machine sleeps.
+//! A program that is stopped in the middle of an answer, as in suspend, and goes on later. Stopped processes are as
+//! near as a test comes: the clock that the program reads goes on while they are stopped, and stands still while a
+//! machine sleeps.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Stdio};

@@ -1,4 +1,5 @@
-//! Models with an encoder: the numbers of transformers, and the same bits whatever pieces, neighbours, caches and detours.
+//! Models with an encoder: the numbers of transformers, and the same bits whatever pieces, neighbours, caches and
+//! detours.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -262,7 +263,8 @@ fn cancel(model: &Model, decoder: &Decoder) {
     assert!(session.forward(&TokenInput::decode(&WRITTEN[2..3]), &mut ()).unwrap() == row(3));
 }
 
-/// A device whose attention fails or lacks memory for a while: each failure is an error, and the next try gives the same logits.
+/// A device whose attention fails or lacks memory for a while: each failure is an error, and the next try gives the
+/// same logits.
 #[test]
 fn a_device_that_fails_is_an_error_and_nothing_is_lost() {
     for folder in encoder_decoders() {

@@ -62,7 +62,8 @@ fn the_halves_of_kv_b_give_the_logits_of_the_whole() {
     }
 }
 
-/// The golden qwen3_next with each `in_proj_qkvz` in two tensors that are not grouped by key head, as GGUF files have it.
+/// The golden qwen3_next with each `in_proj_qkvz` in two tensors that are not grouped by key head, as GGUF files have
+/// it.
 fn split_qkvz(folder: &Path) {
     let golden = fixture("golden/qwen3_next");
     let config: Value = serde_json::from_slice(&std::fs::read(golden.join("config.json")).unwrap()).unwrap();

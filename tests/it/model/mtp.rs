@@ -1,4 +1,5 @@
-//! Multi-token prediction: the layer computes what the reference of `scripts/make/make_mtp.py` does, and its drafts change no token.
+//! Multi-token prediction: the layer computes what the reference of `scripts/make/make_mtp.py` does, and its drafts
+//! change no token.
 
 use std::sync::Arc;
 

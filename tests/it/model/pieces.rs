@@ -118,8 +118,8 @@ fn the_plan_counts_the_activations_of_a_piece() {
         assert_eq!((small, large), (64, 1536), "{model}");
         let (planned, took) = (planned_large - planned_small, peak_large - peak_small);
         println!("{model}: {took} of {planned} bytes");
-        // What the allocator keeps is noise of a megabyte. A small piece does not fill the buffers for copies of chosen rows and for scores,
-        // which both plans have.
+        // What the allocator keeps is noise of a megabyte. A small piece does not fill the buffers for copies of chosen
+        // rows and for scores, which both plans have.
         let ceiling = if chooses_rows(&folder) { planned_large } else { planned };
         assert!(took <= ceiling + 1e6, "{model}: {took} bytes, and the plan has {ceiling}");
         assert!(took >= 0.25 * planned - 1e6, "{model}: {took} bytes of {planned}: the plan wastes memory");

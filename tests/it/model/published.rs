@@ -15,20 +15,22 @@ use serde_json::{Map, Value, json};
 
 use crate::support::fixture;
 
-/// What follows from a published config: name of the file, `[layers, layers with experts, experts, experts of a token, hidden width, expert
-/// width, vocabulary, context]`, bytes of an expert and bytes of the KV cache per token in f16.
+/// What follows from a published config: name of the file,
+/// `[layers, layers with experts, experts, experts of a token, hidden width, expert width, vocabulary, context]`, bytes
+/// of an expert and bytes of the KV cache per token in f16.
 ///
-/// An expert has three matrices of `hidden · expert` values, or two in Nemotron, which read a latent there; of 2 bytes in bf16, which FP8 is
-/// kept as, 17/32 in mxfp4 and 18/32 in q4_0. A token keeps, in each layer whose attention goes over all positions, keys and values of
-/// its heads, or the latent and what is rotated of latent attention, and keys of indexers; windows, chunks and recurrent states do
-/// not grow.
+/// An expert has three matrices of `hidden · expert` values, or two in Nemotron, which read a latent there; of 2 bytes
+/// in bf16, which FP8 is kept as, 17/32 in mxfp4 and 18/32 in q4_0. A token keeps, in each layer whose attention goes
+/// over all positions, keys and values of its heads, or the latent and what is rotated of latent attention, and keys of
+/// indexers; windows, chunks and recurrent states do not grow.
 type Row = (&'static str, [usize; 8], usize, u64);
 
 const ROWS: [Row; 25] = [
     ("DeepSeek-R1", [61, 58, 256, 8, 7168, 2048, 129_280, 163_840], 3 * 7168 * 2048 * 2, 61 * (512 + 64) * 2),
     ("DeepSeek-V2-Lite", [27, 26, 64, 6, 2048, 1408, 102_400, 163_840], 3 * 2048 * 1408 * 2, 27 * (512 + 64) * 2),
     ("DeepSeek-V3.2", [61, 58, 256, 8, 7168, 2048, 129_280, 163_840], 3 * 7168 * 2048 * 2, 61 * (512 + 64 + 128) * 2),
-    // From the third on, layers with an entry for 4 tokens and one of the indexer, and those with one for 128 tokens take turns.
+    // From the third on, layers with an entry for 4 tokens and one of the indexer, and those with one for 128 tokens
+    // take turns.
     (
         "DeepSeek-V4-Flash",
         [43, 43, 256, 6, 4096, 2048, 129_280, 1_048_576],

@@ -48,8 +48,8 @@ fn piece(rng: &mut Rng) -> usize {
     }
 }
 
-/// All sequences side by side: each step takes pieces of some of them, at random. Now and then a sequence guesses tokens
-/// that are then dropped, or drops its last tokens and reads them again.
+/// All sequences side by side: each step takes pieces of some of them, at random. Now and then a sequence guesses
+/// tokens that are then dropped, or drops its last tokens and reads them again.
 fn together(decoder: &Decoder, experts: &mut dyn ExpertPath, texts: &[Vec<u32>], rng: &mut Rng) -> Vec<Vec<f32>> {
     let vocab = decoder.vocab();
     let mut logits = vec![Vec::new(); texts.len()];

@@ -1,4 +1,5 @@
-//! Steps that run ahead on a device that sometimes draws another token, or fails: the text and all that follows are the same.
+//! Steps that run ahead on a device that sometimes draws another token, or fails: the text and all that follows are the
+//! same.
 
 use std::sync::Arc;
 
@@ -75,7 +76,8 @@ impl DevicePath for OnDouble {
     }
 }
 
-/// Attention over few and over many heads, sinks, a latent, factors, states that cannot go back freely, experts that tokens decide on.
+/// Attention over few and over many heads, sinks, a latent, factors, states that cannot go back freely, experts that
+/// tokens decide on.
 const MODELS: [&str; 9] = [
     "olmoe",
     "gpt_oss",
@@ -130,7 +132,8 @@ fn texts_are_those_without_whatever_the_device_draws() {
     assert!(all.dropped > 500 && all.steps > 10 * all.dropped, "{all:?}");
 }
 
-/// The tokens of three sequences that take turns, alone or together, as they are drawn; each is of another length in the end.
+/// The tokens of three sequences that take turns, alone or together, as they are drawn; each is of another length in
+/// the end.
 fn taking_turns(decoder: &Decoder, experts: &mut dyn ExpertPath, wants_ahead: bool) -> (Vec<Vec<u32>>, AheadCounts) {
     let mut rng = larder_core::Rng::new(11);
     let new = |n: u64| {

@@ -1,4 +1,5 @@
-//! Speculation changes no token: texts written with draft tokens are those written token by token, and so is what follows them.
+//! Speculation changes no token: texts written with draft tokens are those written token by token, and so is what
+//! follows them.
 
 use std::sync::{Arc, Mutex};
 

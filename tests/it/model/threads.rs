@@ -1,4 +1,5 @@
-//! What a prompt gains from more threads than this machine has: the fork-joins of the demo model, recorded, and simulated.
+//! What a prompt gains from more threads than this machine has: the fork-joins of the demo model, recorded, and
+//! simulated.
 
 use std::path::Path;
 use std::sync::Arc;

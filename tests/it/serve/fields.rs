@@ -52,7 +52,8 @@ fn the_table_of_fields_is_true() {
     assert_eq!(answer["usage"]["completion_tokens"], 3, "{answer}");
 }
 
-/// Routes with a body that is answered, and the fields of whole numbers of each; a dot separates a field from one in it.
+/// Routes with a body that is answered, and the fields of whole numbers of each; a dot separates a field from one in
+/// it.
 fn whole_numbers() -> Vec<(&'static str, Value, Vec<&'static str>)> {
     let messages = json!([{"role": "user", "content": "a"}]);
     let common = [

@@ -31,8 +31,8 @@ fn slots_follow_the_memory_of_a_control_group_and_no_answer_changes() {
     let first = slots();
     other.end();
     let grown = until(&mut slots, |slots| slots > first + 40);
-    // Version 1 refuses a limit below what is used, and version 2 would end the process: the limit follows the memory that is
-    // given back. What it leaves is below the server's reserve, an eighth of what was available when it began.
+    // Version 1 refuses a limit below what is used, and version 2 would end the process: the limit follows the memory
+    // that is given back. What it leaves is below the server's reserve, an eighth of what was available when it began.
     let mut limit = GROUP_BYTES;
     let mut lower = || {
         let used = group.used();
@@ -158,7 +158,8 @@ fn until(mut number: impl FnMut() -> u64, wanted: impl Fn(u64) -> bool) -> u64 {
     }
 }
 
-/// Tokenising takes over a hundred bytes for each byte of a text; what the allocator keeps of them would stay with the server.
+/// Tokenising takes over a hundred bytes for each byte of a text; what the allocator keeps of them would stay with the
+/// server.
 #[test]
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn memory_of_a_long_prompt_is_given_back() {

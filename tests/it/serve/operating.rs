@@ -1,4 +1,5 @@
-//! Operating a server: keys and their roles, limits, metrics, host names, defaults of sampling, a template of one's own.
+//! Operating a server: keys and their roles, limits, metrics, host names, defaults of sampling, a template of one's
+//! own.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

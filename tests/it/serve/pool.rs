@@ -62,7 +62,8 @@ fn planned_bytes() -> Vec<u64> {
     loaded["models"].as_array().unwrap().iter().map(|model| model["size"].as_u64().unwrap()).collect()
 }
 
-/// Waits for a line of the metrics: a request is counted when its step has ended, which can be after its answer was read.
+/// Waits for a line of the metrics: a request is counted when its step has ended, which can be after its answer was
+/// read.
 fn wait_for_metric(server: &Server, line: &str) {
     let until = Instant::now() + Duration::from_secs(10);
     loop {

@@ -54,8 +54,8 @@ fn preempted_requests_have_the_answers_of_requests_alone() {
         let server = Server::start(&demo(), &[&context[..], &["--parallel", parallel, "--kv-mem", kv_mem]].concat());
         assert_eq!(answers(&server, &prompts), wanted, "{parallel} at a time in {kv_mem} bytes");
         assert!(metric(&server, "preempted_requests_total") > 0, "no request was preempted");
-        // A request finds the tokens of the one before in the prefix cache. The first may find only a sequence that has no token in
-        // common with it.
+        // A request finds the tokens of the one before in the prefix cache. The first may find only a sequence that has
+        // no token in common with it.
         for _ in 0..2 {
             assert_eq!(answer(&server, &prompts[6], 6), wanted[6]);
         }

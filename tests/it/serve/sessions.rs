@@ -1,4 +1,5 @@
-//! Sequences on disk: found again after a restart, bounded, saved and restored by clients, and none but sound ones used.
+//! Sequences on disk: found again after a restart, bounded, saved and restored by clients, and none but sound ones
+//! used.
 
 use std::fs;
 use std::path::{Path, PathBuf};

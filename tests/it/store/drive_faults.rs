@@ -77,7 +77,8 @@ fn faults_of_one_drive_are_survived_bit_for_bit() {
     }
 }
 
-/// Where both copies of an expert fail, and where there is no copy, it is as with one drive: the pass ends, and the next goes on.
+/// Where both copies of an expert fail, and where there is no copy, it is as with one drive: the pass ends, and the
+/// next goes on.
 #[test]
 fn without_a_good_copy_a_failure_ends_the_pass_and_the_session_goes_on() {
     let model = model(&fixture("golden/olmoe"));

@@ -19,7 +19,8 @@ fn config(store: &Path) -> Value {
     Store::open(store).unwrap().manifest().config.clone()
 }
 
-/// Of the digits of a manifest without a checksum, one in fifteen changed the text when it was another, and nothing noticed.
+/// Of the digits of a manifest without a checksum, one in fifteen changed the text when it was another, and nothing
+/// noticed.
 #[test]
 fn no_byte_of_a_manifest_can_change_unnoticed() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! The store format: stores that were written earlier, other formats, experts of several sizes, row tables, a reader written from the
-//! specification.
+//! The store format: stores that were written earlier, other formats, experts of several sizes, row tables, a reader
+//! written from the specification.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -114,7 +114,8 @@ fn slots_have_the_size_of_their_layers_experts() {
     let opened = Store::open(&store).unwrap();
     let bytes: Vec<u64> = [0, 1].map(|layer| opened.layout(LayerIdx(layer)).bytes as u64).into();
     assert!(bytes[0] > bytes[1]);
-    // Room for three experts of each layer and one that passes through, and for two if all slots had the size of the largest.
+    // Room for three experts of each layer and one that passes through, and for two if all slots had the size of the
+    // largest.
     let room = 3 * (bytes[0] + bytes[1]) + bytes[0];
     assert!(room < (3 * 2 + 1) * bytes[0]);
     let room = format!("{room}");

@@ -1,4 +1,5 @@
-//! A store runs for the source that it was made of and for no other: swapped GGUF files, and what is remembered about them.
+//! A store runs for the source that it was made of and for no other: swapped GGUF files, and what is remembered about
+//! them.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -122,7 +122,8 @@ fn is_kept(dir: &Path, quantised: &Path, wide: &Path, kind: NumberFormat) {
     assert!(relative_error(&kept, &wide) < 1e-5, "{kind}");
 }
 
-/// The golden mixtral as MLX has it: experts of a layer in one tensor, and they, queries and embedding quantised; beside it in f32.
+/// The golden mixtral as MLX has it: experts of a layer in one tensor, and they, queries and embedding quantised;
+/// beside it in f32.
 fn mlx_twins(dir: &Path) -> [PathBuf; 2] {
     let golden = fixture("golden/mixtral");
     let all = tensors(&golden);

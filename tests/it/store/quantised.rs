@@ -67,8 +67,8 @@ fn fp4_and_fp8_of_deepseek_v4_are_kept_exactly() {
     assert!(relative_error(&kept, &wide) < 1e-5);
 }
 
-/// The golden mixtral with every expert matrix made anew: `quantise` returns the stored tensors and the values that they
-/// stand for. Writes the quantised folder, and beside it the same model in f32.
+/// The golden mixtral with every expert matrix made anew: `quantise` returns the stored tensors and the values that
+/// they stand for. Writes the quantised folder, and beside it the same model in f32.
 pub(super) fn twins(
     dir: &Path,
     config: serde_json::Value,
@@ -118,7 +118,8 @@ fn int4(name: &str, values: &[f32]) -> (Vec<NamedTensor>, Vec<f32>) {
     (stored, wide)
 }
 
-/// FP8 with a scale per block of 16 by 16. The codes need not be the nearest: the values that they stand for are compared.
+/// FP8 with a scale per block of 16 by 16. The codes need not be the nearest: the values that they stand for are
+/// compared.
 fn fp8(name: &str, values: &[f32]) -> (Vec<NamedTensor>, Vec<f32>) {
     let decode = |bits: u8| {
         let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));

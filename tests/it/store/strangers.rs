@@ -1,5 +1,5 @@
-//! What strangers' files and prompts may say, take and hold: names with escape sequences, tokenizers and templates that a
-//! conversion must not copy, and prompts that no context holds.
+//! What strangers' files and prompts may say, take and hold: names with escape sequences, tokenizers and templates that
+//! a conversion must not copy, and prompts that no context holds.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -47,8 +47,8 @@ impl LoopDrive {
         run("mount", &[&device, &text(&self.folder())]).map(drop)
     }
 
-    /// Lets all reads from it fail, as those of a drive that was pulled out do; it stays mounted. What it holds is kept for
-    /// [`plug`](Self::plug).
+    /// Lets all reads from it fail, as those of a drive that was pulled out do; it stays mounted. What it holds is kept
+    /// for [`plug`](Self::plug).
     pub fn fail(&mut self) {
         run("sync", &["-f", &text(&self.folder())]).unwrap();
         let failing = self.image();

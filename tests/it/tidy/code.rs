@@ -38,7 +38,8 @@ pub fn hashes_that_may_change(tree: &Tree) -> Vec<String> {
 }
 
 pub fn wide_comments(tree: &Tree) -> Vec<String> {
-    comment_lines(tree, |line, _| line.chars().count() > COMMENT_COLUMNS)
+    let is_row = |line: &str| text_of(line).is_some_and(|text| text.starts_with('|'));
+    comment_lines(tree, |line, _| line.chars().count() > COMMENT_COLUMNS && !is_row(line))
 }
 
 /// Lines that were left short when their paragraph was changed.
@@ -50,8 +51,8 @@ pub fn orphaned_comment_lines(tree: &Tree) -> Vec<String> {
     })
 }
 
-/// The places of lines of comments that a rule refuses, which is given the line and the text of the next one of the same comment. Code in
-/// comments is left out.
+/// The places of lines of comments that a rule refuses, which is given the line and the text of the next one of the
+/// same comment. Code in comments is left out.
 fn comment_lines(tree: &Tree, refuses: impl Fn(&str, Option<&str>) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     for (path, text) in tree.rust() {

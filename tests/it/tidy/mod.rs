@@ -1,5 +1,5 @@
-//! The rules of the source tree that reviews would otherwise have to repeat: dependencies between crates, `unsafe`, file
-//! length, front comments, names, vocabulary, and links. Each rule is checked against a breach of itself as well.
+//! The rules of the source tree that reviews would otherwise have to repeat: dependencies between crates, `unsafe`,
+//! file length, front comments, names, vocabulary, and links. Each rule is checked against a breach of itself as well.
 
 mod circles;
 mod code;

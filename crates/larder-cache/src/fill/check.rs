@@ -21,8 +21,8 @@ pub(super) enum Check {
 }
 
 impl SlotFiller {
-    /// Checks the bytes of `reads` and of first halves, shared between all threads. Those that are wrong are read again if there
-    /// is another copy, and leave `reads`.
+    /// Checks the bytes of `reads` and of first halves, shared between all threads. Those that are wrong are read again
+    /// if there is another copy, and leave `reads`.
     pub(super) fn check(&mut self, reads: &mut Vec<CompletedRead>) {
         if reads.is_empty() && self.unchecked_fronts.is_empty() {
             return;
@@ -46,10 +46,13 @@ impl SlotFiller {
         for (check, wrong) in failures {
             match check {
                 Check::Front(at) => self.front_is_wrong(at, wrong),
-                Check::Read(read, _) => match self.read_copy(&reads[read], &wrong) {
-                    true => drop(reads.remove(read)),
-                    false => reads[read].result = Err(about_copies(wrong, reads[read].tag)),
-                },
+                Check::Read(read, _) => {
+                    if self.read_copy(&reads[read], &wrong) {
+                        drop(reads.remove(read))
+                    } else {
+                        reads[read].result = Err(about_copies(wrong, reads[read].tag))
+                    }
+                }
             }
         }
         self.fronts.iter().for_each(|at| self.halved.front_is_right(*at));
@@ -103,8 +106,8 @@ impl SlotFiller {
         }
     }
 
-    /// Reads a first half whose bytes are wrong from another copy; if there is none, the expert fails when its second half has
-    /// been read.
+    /// Reads a first half whose bytes are wrong from another copy; if there is none, the expert fails when its second
+    /// half has been read.
     fn front_is_wrong(&mut self, at: SlotIndex, wrong: StoreError) {
         self.fronts.retain(|front| *front != at);
         let number = self.number(self.halved.front(at).0);
@@ -125,8 +128,9 @@ impl SlotFiller {
 
 /// The error of wrong bytes, which says if those of the other copy are wrong as well.
 fn about_copies(wrong: StoreError, tag: ReadTag) -> StoreError {
-    match tag.is_copy {
-        false => wrong,
-        true => StoreError { message: format!("{}, and its other copy is wrong, too", wrong.message), ..wrong },
+    if tag.is_copy {
+        StoreError { message: format!("{}, and its other copy is wrong, too", wrong.message), ..wrong }
+    } else {
+        wrong
     }
 }

@@ -1,5 +1,5 @@
-//! Filling slots: reads of experts into slots in memory, on demand and as prefetches, and the check of their bytes. Both
-//! caches read this way; each tells a ledger of its own that an expert has arrived.
+//! Filling slots: reads of experts into slots in memory, on demand and as prefetches, and the check of their bytes.
+//! Both caches read this way; each tells a ledger of its own that an expert has arrived.
 
 mod check;
 mod halves;
@@ -187,8 +187,8 @@ impl SlotFiller {
         at
     }
 
-    /// Gives the memory of a slot that holds no expert back to the system. If the reader or the system refuse, it stays with the
-    /// process and counts as kept.
+    /// Gives the memory of a slot that holds no expert back to the system. If the reader or the system refuse, it stays
+    /// with the process and counts as kept.
     pub fn give_back(&mut self, at: SlotIndex) {
         let slot = self.slots[at].as_mut().expect("a slot that is not in use is with the cache");
         if self.reader.release(slot) && slot.give_back().is_ok() {
@@ -280,8 +280,9 @@ impl SlotFiller {
         self.queue(expert, at, false);
     }
 
-    /// As [`read`](Self::read), in two halves if the expert can be cut: the first waits before those of other experts that have
-    /// been queued, the second behind all. [`take_fronts`](Self::take_fronts) tells which first halves have arrived.
+    /// As [`read`](Self::read), in two halves if the expert can be cut: the first waits before those of other experts
+    /// that have been queued, the second behind all. [`take_fronts`](Self::take_fronts) tells which first halves have
+    /// arrived.
     pub fn read_in_halves(&mut self, expert: ExpertKey, at: SlotIndex) {
         let (shards, layer) = self.shards_of(expert.row);
         let Some(cut) = shards.cut(layer) else { return self.read(expert, at) };
@@ -353,9 +354,9 @@ impl SlotFiller {
         !(self.waiting.is_empty() && self.waiting_backs.is_empty())
     }
 
-    /// Waits until a whole expert or a first half has been read, keeping the reader's queue full, and adds all experts that have
-    /// been read by then to `reads`, with their bytes checked. Adds none if no read is in flight. The time spent waiting is
-    /// added to `waited`.
+    /// Waits until a whole expert or a first half has been read, keeping the reader's queue full, and adds all experts
+    /// that have been read by then to `reads`, with their bytes checked. Adds none if no read is in flight. The time
+    /// spent waiting is added to `waited`.
     pub fn complete(&mut self, waited: &mut Duration, reads: &mut Vec<CompletedRead>) {
         // A read with wrong bytes may have begun again, from another copy.
         while reads.is_empty() && self.fronts.is_empty() {
@@ -383,7 +384,8 @@ impl SlotFiller {
         !self.fronts.is_empty()
     }
 
-    /// Moves the slots whose first halves have arrived, with right bytes, to `fronts`. The second halves are still being read.
+    /// Moves the slots whose first halves have arrived, with right bytes, to `fronts`. The second halves are still
+    /// being read.
     pub fn take_fronts(&mut self, fronts: &mut Vec<SlotIndex>) {
         fronts.append(&mut self.fronts);
     }

@@ -25,13 +25,14 @@ pub trait Shards: Send + Sync {
         if self.check_parts() == SEGMENTS { self.layout(layer).cut() } else { None }
     }
 
-    /// The smaller copies of all experts, if there are any. Their shards follow those of the experts, in the same order.
+    /// The smaller copies of all experts, if there are any. Their shards follow those of the experts, in the same
+    /// order.
     fn small(&self) -> Option<&dyn Shards> {
         None
     }
 
-    /// Checks one of the [`check_parts`](Self::check_parts) of an expert that was read, given with all its data, or at least
-    /// with those up to the end of the part. If there are two, they are the [segments](ExpertLayout::segments).
+    /// Checks one of the [`check_parts`](Self::check_parts) of an expert that was read, given with all its data, or at
+    /// least with those up to the end of the part. If there are two, they are the [segments](ExpertLayout::segments).
     fn check(&self, layer: LayerIdx, expert: ExpertId, part: usize, data: &[u8]) -> Result<(), StoreError>;
 }
 

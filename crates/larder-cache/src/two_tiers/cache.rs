@@ -19,8 +19,8 @@ use crate::visit::{ChosenExperts, Visit};
 
 /// The most copies of predicted experts at a time.
 const COPIES_AHEAD: usize = 2;
-/// The most rows of inputs of a visit whose experts are computed together when the last has come to the device. So few rows take hardly
-/// longer than reading the experts from device memory, a small part of the time of copying one.
+/// The most rows of inputs of a visit whose experts are computed together when the last has come to the device. So few
+/// rows take hardly longer than reading the experts from device memory, a small part of the time of copying one.
 pub(super) const ROWS_TOGETHER: usize = 64;
 
 /// Computes with experts of one layout, on either side.
@@ -32,8 +32,7 @@ pub trait TieredCompute {
     fn host(&mut self, layout: &ExpertLayout, experts: &[(ExpertId, &[u8])]) -> Option<Duration>;
 
     /// On the device; each expert is given with its device slot. The work may only have begun when this returns: the
-    /// device
-    /// does not overwrite these slots before it is complete, see [`Device`].
+    /// device does not overwrite these slots before it is complete, see [`Device`].
     fn device(&mut self, layout: &ExpertLayout, experts: &[(ExpertId, SlotIndex)]) -> Option<Duration>;
 
     /// The caller goes on to something that takes time: the device begins what it was given, if it has not yet.
@@ -52,9 +51,9 @@ pub struct TieredCache {
 }
 
 impl TieredCache {
-    /// A cache of this shape, with one of `policies` (made for [`TierShape::policy_shape`]) for each pool, over exactly the
-    /// slots of [`TierShape::host`] in memory. The device's slots are allocated here, which is the only thing that can
-    /// fail.
+    /// A cache of this shape, with one of `policies` (made for [`TierShape::policy_shape`]) for each pool, over exactly
+    /// the slots of [`TierShape::host`] in memory. The device's slots are allocated here, which is the only thing that
+    /// can fail.
     pub fn new(
         geometry: &Geometry,
         shape: &TierShape,
@@ -73,7 +72,8 @@ impl TieredCache {
         })
     }
 
-    /// Has the device prepare the slots in memory for its copies, in the background. To be called when nothing large is allocated any more.
+    /// Has the device prepare the slots in memory for its copies, in the background. To be called when nothing large is
+    /// allocated any more.
     pub fn prepare_slots(&mut self) {
         self.links.prepare_slots();
     }
@@ -93,9 +93,10 @@ impl TieredCache {
         &self.links.costs
     }
 
-    /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: those on the device together and first, the others where they
-    /// can be computed soonest. Those that come to the device are computed as they come, or in small steps together. Each is read at most
-    /// once. `logits` are the router logits if the layer chose for one token, else empty.
+    /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: those on the device together and first,
+    /// the others where they can be computed soonest. Those that come to the device are computed as they come, or in
+    /// small steps together. Each is read at most once. `logits` are the router logits if the layer chose for one
+    /// token, else empty.
     ///
     /// On an error the cache stays usable: no wanted expert is in flight and no slot is lost.
     pub fn visit(
@@ -128,8 +129,8 @@ impl TieredCache {
         outcome
     }
 
-    /// The device slots of all experts of a layer, if all are there. They keep their experts until the device has completed what it was
-    /// asked before it is asked to copy.
+    /// The device slots of all experts of a layer, if all are there. They keep their experts until the device has
+    /// completed what it was asked before it is asked to copy.
     pub fn slots_of_layer(&mut self, layer: LayerIdx) -> Option<Arc<[SlotIndex]>> {
         let row = self.row(layer);
         let whole = &mut self.whole_rows[row.index()];
@@ -142,8 +143,8 @@ impl TieredCache {
         self.links.tiers.slots_on_device(self.row(layer))
     }
 
-    /// In place of [`visit`](Self::visit): a layer has chosen and computed these experts on the device, in the slots that
-    /// [`slots_of_layer`](Self::slots_of_layer) returned.
+    /// In place of [`visit`](Self::visit): a layer has chosen and computed these experts on the device, in the slots
+    /// that [`slots_of_layer`](Self::slots_of_layer) returned.
     pub fn computed_on_device(&mut self, layer: LayerIdx, wanted: &[WantedExpert], slots: &[SlotIndex]) {
         while self.links.poll_copies().is_some() {}
         self.chosen.set(wanted);
@@ -266,10 +267,7 @@ impl LayerVisit<'_> {
         let (tiers, row) = (&self.links.tiers, self.row);
         let experts = self.rest.iter().map(|w| row.key(w.expert));
         let absent: Vec<ExpertKey> = experts.filter(|e| tiers.locate(*e) == ExpertLocation::Absent).collect();
-        match self.links.read(&absent) {
-            true => self.links.prefetch_if_idle(),
-            false => self.lacks_slots = true,
-        }
+        if self.links.read(&absent) { self.links.prefetch_if_idle() } else { self.lacks_slots = true }
     }
 
     /// Whether an expert of the visit is neither computed nor on the device.
@@ -308,8 +306,7 @@ impl LayerVisit<'_> {
     }
 
     /// Starts computing the experts that are on the device. They are unpinned only by `finish`: until then their slots
-    /// are
-    /// not reused.
+    /// are not reused.
     fn launch_on_device(&mut self, compute: &mut dyn TieredCompute) -> Option<DeviceBatch> {
         let (mut group, mut experts) = (Vec::new(), Vec::new());
         for wanted in &self.rest {
@@ -357,8 +354,8 @@ impl LayerVisit<'_> {
         self.rest.retain(|w| !experts.contains(w));
     }
 
-    /// Begins to copy experts in memory to the device that the next layer will probably want, if the link is idle: so copies of wanted
-    /// experts never wait behind them but where the next layer comes sooner.
+    /// Begins to copy experts in memory to the device that the next layer will probably want, if the link is idle: so
+    /// copies of wanted experts never wait behind them but where the next layer comes sooner.
     fn copy_ahead(&mut self, predicted: &[ExpertKey]) {
         if predicted.is_empty() {
             return;
@@ -378,8 +375,7 @@ impl LayerVisit<'_> {
     }
 
     /// Promotes the best expert that was computed on the CPU, if the link is idle, so that it is a device hit next
-    /// time. One
-    /// at a time, so that a wanted expert never waits for more than one such copy.
+    /// time. One at a time, so that a wanted expert never waits for more than one such copy.
     fn promote_best(&mut self) {
         // No expert is wanted any more, so a failure concerns no visit.
         while self.links.poll_copies().is_some() {}

@@ -41,16 +41,14 @@ impl Side {
 }
 
 /// Estimates of copying and computing, corrected by measurements. A side that was not chosen for long is tried again,
-/// so
-/// that no wrong estimate stays for ever.
+/// so that no wrong estimate stays for ever.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CostModel {
     copy: f64,
     host: Rates,
     device: Rates,
     /// By side and group of tokens: decisions since the side was last chosen. For the device also: since the last copy,
-    /// for
-    /// whatever reason.
+    /// for whatever reason.
     not_chosen: [[u32; TOKEN_BUCKETS]; 2],
 }
 
@@ -173,9 +171,10 @@ impl Rates {
 
 /// The estimate after a measurement. An estimate of 0 is replaced at once.
 fn corrected(expected: f64, measured: f64, weight: f64) -> f64 {
-    match expected > 0.0 {
-        true => (expected + weight * (measured - expected)).clamp(expected / CORRECTION_MAX, expected * CORRECTION_MAX),
-        false => measured,
+    if expected > 0.0 {
+        (expected + weight * (measured - expected)).clamp(expected / CORRECTION_MAX, expected * CORRECTION_MAX)
+    } else {
+        measured
     }
 }
 
@@ -264,9 +263,10 @@ mod tests {
         for (truly, device_is_sooner) in
             [(MeasuredCosts { copy: 1e-11, ..MEASURED }, true), (MeasuredCosts { copy: 4e-11, ..MEASURED }, false)]
         {
-            let dear = match device_is_sooner {
-                true => MeasuredCosts { copy: 10.0 * truly.copy, ..truly },
-                false => MeasuredCosts { host: 10.0 * truly.host, ..truly },
+            let dear = if device_is_sooner {
+                MeasuredCosts { copy: 10.0 * truly.copy, ..truly }
+            } else {
+                MeasuredCosts { host: 10.0 * truly.host, ..truly }
             };
             for tokens in [1, 2] {
                 // Two tokens have an estimate of their own, even where one token was measured all the time.

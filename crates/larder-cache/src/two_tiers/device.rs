@@ -102,12 +102,12 @@ pub trait Device: Send {
         let _ = slots;
     }
 
-    /// What the first copy of each [expected](Self::expect_slots) slot needs can be made ready in the background from now on.
+    /// What the first copy of each [expected](Self::expect_slots) slot needs can be made ready in the background from
+    /// now on.
     fn prepare_slots(&mut self) {}
 
     /// Begins a transfer without waiting for it. A transfer that cannot begin is accepted as well, and comes back with
-    /// its
-    /// error.
+    /// its error.
     ///
     /// The caller guarantees a slot of the arena and lengths that fit. As each transfer holds a slot in memory, their
     /// number bounds the transfers in flight.

@@ -149,9 +149,10 @@ impl DeviceDouble {
             (Direction::ToDevice, true) => there.fill(GARBAGE),
             (Direction::FromDevice, true) => here.fill(GARBAGE),
         }
-        match fails {
-            false => Ok(Duration::from_secs_f64(self.seconds_per_byte * len as f64)),
-            true => Err(DeviceError::Copy { len, direction, at, cause: "the link is down".into() }),
+        if fails {
+            Err(DeviceError::Copy { len, direction, at, cause: "the link is down".into() })
+        } else {
+            Ok(Duration::from_secs_f64(self.seconds_per_byte * len as f64))
         }
     }
 

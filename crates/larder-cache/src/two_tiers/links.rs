@@ -154,8 +154,8 @@ impl Links {
         }
     }
 
-    /// Brings experts closer to the device, those of this row first, if it has room for all: a few reads and copies at a time, and only
-    /// while no wanted expert is read.
+    /// Brings experts closer to the device, those of this row first, if it has room for all: a few reads and copies at
+    /// a time, and only while no wanted expert is read.
     pub fn fill_device(&mut self, row: MoeRow) {
         if self.tiers.is_filled() || !self.filler.is_idle() {
             return;
@@ -271,9 +271,10 @@ impl Links {
         background: bool,
         result: CopyResult,
     ) -> Result<(), DeviceError> {
-        match background {
-            true => self.ahead -= 1,
-            false => self.queued_bytes -= len,
+        if background {
+            self.ahead -= 1
+        } else {
+            self.queued_bytes -= len
         }
         match result {
             Ok(took) => {

@@ -1,10 +1,8 @@
 //! Two tiers of slots above the SSD: device memory, and main memory below it.
 //!
 //! [`TierLedger`] says where each expert is and which ones move; it moves no bytes. Each tier has a table of its own,
-//! and
-//! one policy per pool ranks the experts of both tiers. The [`TieredCache`] moves the bytes: it asks the ledger,
-//! submits
-//! reads and copies, and hands each expert to the caller for computing, on the device or on the CPU.
+//! and one policy per pool ranks the experts of both tiers. The [`TieredCache`] moves the bytes: it asks the ledger,
+//! submits reads and copies, and hands each expert to the caller for computing, on the device or on the CPU.
 
 mod cache;
 mod costs;
@@ -48,8 +46,7 @@ pub struct TierShape {
 
 impl TierShape {
     /// For a model of this geometry: slots of each pool on the device and in memory, and scratch slots in memory that
-    /// all
-    /// pools share.
+    /// all pools share.
     ///
     /// Without host slots only the device keeps experts, and prefetches are read into scratch slots.
     pub fn new(geometry: &Geometry, scope: CacheScope, device_slots: usize, host_slots: usize, scratch: usize) -> Self {
@@ -179,9 +176,8 @@ impl TierLedger {
         }
     }
 
-    /// A layer has chosen. All wanted experts are pinned in the tier that they are to be computed from until [`unpin`](Self::unpin), which the
-    /// caller
-    /// calls for each, computed or not.
+    /// A layer has chosen. All wanted experts are pinned in the tier that they are to be computed from until
+    /// [`unpin`](Self::unpin), which the caller calls for each, computed or not.
     pub fn begin(&mut self, choice: &LayerChoice) {
         self.count(choice, |tiers, expert| tiers.locate(expert));
         for &id in choice.wanted {
@@ -216,20 +212,18 @@ impl TierLedger {
     }
 
     /// A host slot to prefetch an expert into, if it is absent and there is such a slot. The caller reports the read
-    /// like a
-    /// demand read.
+    /// like a demand read.
     pub fn prefetch(&mut self, expert: ExpertKey) -> Option<SlotIndex> {
         let index = self.pair.index(expert);
         if self.locate(expert) != ExpertLocation::Absent || self.pair.pinned[index] {
             return None;
         }
-        let slot = match self.has_host_cache() {
-            true => self.find_host_slot(expert.row, index)?,
-            false => {
-                let slot = self.find_scratch_slot()?;
-                self.unused_prefetches.push_back(index);
-                slot
-            }
+        let slot = if self.has_host_cache() {
+            self.find_host_slot(expert.row, index)?
+        } else {
+            let slot = self.find_scratch_slot()?;
+            self.unused_prefetches.push_back(index);
+            slot
         };
         self.record.read_begins(index, true);
         Some(self.admit(expert, slot))
@@ -259,9 +253,8 @@ impl TierLedger {
     }
 
     /// Slots for the promotion of an expert that is in memory only, if it is possible. The caller copies the demoted
-    /// expert
-    /// out first, and reports [`promoted`](Self::promoted) or [`promotion_failed`](Self::promotion_failed),
-    /// and [`demoted`](Self::demoted) or [`demotion_failed`](Self::demotion_failed).
+    /// expert out first, and reports [`promoted`](Self::promoted) or [`promotion_failed`](Self::promotion_failed), and
+    /// [`demoted`](Self::demoted) or [`demotion_failed`](Self::demotion_failed).
     pub fn promote(&mut self, expert: ExpertKey, reason: PromoteFor) -> Option<Promotion> {
         let ExpertLocation::Host(from) = self.locate(expert) else { return None };
         let index = self.pair.index(expert);
@@ -317,8 +310,7 @@ impl TierLedger {
     }
 
     /// A wanted expert has been computed or given up. If it is in a scratch slot, it takes the slot of an expert in
-    /// memory
-    /// that ranks worse, or leaves. The caller guarantees that it is not in flight.
+    /// memory that ranks worse, or leaves. The caller guarantees that it is not in flight.
     pub fn unpin(&mut self, expert: ExpertKey) {
         let index = self.pair.index(expert);
         self.pair.pinned[index] = false;

@@ -125,10 +125,7 @@ impl Tier {
 
     /// Frees the slot of an expert of `row`.
     pub fn release(&mut self, row: MoeRow, slot: SlotIndex) {
-        match self.scratch[slot] {
-            true => self.free_scratch.push(slot),
-            false => self.free[self.shape.pool(row)].push(slot),
-        }
+        if self.scratch[slot] { self.free_scratch.push(slot) } else { self.free[self.shape.pool(row)].push(slot) }
     }
 
     /// Makes the scratch slot `kept` a slot of the pool, and `instead` a scratch slot.

@@ -22,7 +22,8 @@ pub(super) struct WholeRow {
 }
 
 impl TierLedger {
-    /// The device slots of all experts of a row, if all are there; `before` is what this returned last, for as long as no expert leaves.
+    /// The device slots of all experts of a row, if all are there; `before` is what this returned last, for as long as
+    /// no expert leaves.
     pub(super) fn whole_row(&self, row: MoeRow, before: Option<WholeRow>) -> Option<WholeRow> {
         let removed = self.pair.device.whole_row(row)?;
         if let Some(before) = before.filter(|before| before.removed == removed) {
@@ -43,8 +44,8 @@ impl TierLedger {
         (0..experts).map(slot).collect()
     }
 
-    /// As [`begin`](Self::begin), for a layer that has chosen and computed its experts in these device slots. Pins none. Policies get no
-    /// logits, which the host does not know.
+    /// As [`begin`](Self::begin), for a layer that has chosen and computed its experts in these device slots. Pins
+    /// none. Policies get no logits, which the host does not know.
     pub(super) fn computed_on_device(&mut self, choice: &LayerChoice, slots: &[SlotIndex]) {
         // Other layers may have evicted some since.
         self.count(choice, |_, expert| ExpertLocation::Device(slots[expert.expert.index()]));

@@ -124,9 +124,10 @@ impl Open {
             serde_json::from_slice(&header).map_err(|e| foreign(format!("its safetensors header is broken ({e})")))?;
         let open = Open { path: path.to_owned(), file, start: 8 + length, header };
         let (has, wants) = (about.len() - open.start, open.header.data_len() as u64);
-        match has == wants {
-            true => Ok(open),
-            false => Err(open.malformed(format!("holds {has} bytes of data, but its header describes {wants}"))),
+        if has == wants {
+            Ok(open)
+        } else {
+            Err(open.malformed(format!("holds {has} bytes of data, but its header describes {wants}")))
         }
     }
 
@@ -218,11 +219,10 @@ impl Open {
 
     fn shape(&self, name: &str, dimensions: usize) -> Result<Vec<usize>, TraceError> {
         let shape = &self.info(name)?.shape;
-        match shape.len() == dimensions {
-            true => Ok(shape.clone()),
-            false => {
-                Err(self.malformed(format!("has '{name}' of shape {shape:?}, which must have {dimensions} dimensions")))
-            }
+        if shape.len() == dimensions {
+            Ok(shape.clone())
+        } else {
+            Err(self.malformed(format!("has '{name}' of shape {shape:?}, which must have {dimensions} dimensions")))
         }
     }
 

@@ -40,11 +40,11 @@ pub struct Trace {
     pub logits: Vec<f32>,
     /// Sequence and phase of each token.
     pub origins: Vec<TraceToken>,
-    /// Tokens of each forward pass (step); a prompt that is prefilled in one step is one entry. A step may hold tokens of
-    /// several sequences.
+    /// Tokens of each forward pass (step); a prompt that is prefilled in one step is one entry. A step may hold tokens
+    /// of several sequences.
     pub passes: Vec<u32>,
-    /// Tokens of each stretch after which the eviction policies were told that something new begins: of each sequence, or
-    /// of several sequences that were generated together. Each starts with a new pass.
+    /// Tokens of each stretch after which the eviction policies were told that something new begins: of each sequence,
+    /// or of several sequences that were generated together. Each starts with a new pass.
     pub sequences: Vec<u32>,
     /// Changes of the number of slots while it was recorded, in order; empty if the number was fixed.
     pub capacities: Vec<CapacityAt>,
@@ -81,8 +81,8 @@ pub struct TracePass<'a> {
     pub weights: &'a [f16],
     /// Router logits `[tokens, rows, experts]`, or empty in every pass of a trace.
     pub logits: &'a [f32],
-    /// Sequence and phase of each token. Empty for a pass of one sequence, the only one since the last start; then a pass
-    /// of one token counts as generated.
+    /// Sequence and phase of each token. Empty for a pass of one sequence, the only one since the last start; then a
+    /// pass of one token counts as generated.
     pub origins: &'a [TraceToken],
     /// Whether it starts a new sequence.
     pub starts_sequence: bool,
@@ -224,8 +224,8 @@ impl Trace {
         }
     }
 
-    /// The changes of the number of slots within a range of passes, and first the number at its beginning, counted from there.
-    /// Those behind the last pass of the trace are within a range that ends there.
+    /// The changes of the number of slots within a range of passes, and first the number at its beginning, counted from
+    /// there. Those behind the last pass of the trace are within a range that ends there.
     fn capacities_of(&self, passes: Range<u32>) -> Vec<CapacityAt> {
         let last = self.passes.len() as u32;
         let before = self.capacities.iter().rfind(|c| c.pass < passes.start);
@@ -339,8 +339,5 @@ fn renumbered(origins: &[TraceToken]) -> Vec<TraceToken> {
 
 /// Appends `more`, or clears `all` if only one of the two has values.
 fn join<T: Copy>(all: &mut Vec<T>, more: &[T], first: bool) {
-    match first || (!all.is_empty() && !more.is_empty()) {
-        true => all.extend_from_slice(more),
-        false => all.clear(),
-    }
+    if first || (!all.is_empty() && !more.is_empty()) { all.extend_from_slice(more) } else { all.clear() }
 }

@@ -16,8 +16,8 @@ pub struct TraceStep<'a> {
     pub logits: &'a [f32],
     /// Whether a sequence starts with this step.
     pub starts_sequence: bool,
-    /// The changes of the number of slots since the step before, in order: those before a sequence starts with this step come
-    /// first.
+    /// The changes of the number of slots since the step before, in order: those before a sequence starts with this
+    /// step come first.
     pub capacities: &'a [CapacityAt],
 }
 

@@ -57,7 +57,8 @@ impl SequenceArrays {
         Ok(())
     }
 
-    /// Sets the addresses of what a task reads of arrays at address `list`, and of its queries, if those of all tasks are on the device.
+    /// Sets the addresses of what a task reads of arrays at address `list`, and of its queries, if those of all tasks
+    /// are on the device.
     pub fn address(&self, args: &Args, task: &mut PlacedTask, queries: u64, list: u64) {
         let PlacedTask { args: kernel_args, query, seen, first, head, .. } = task;
         kernel_args.seen = list + 8 * *seen as u64;
@@ -88,7 +89,8 @@ pub fn write_pages(view: &KvView, pages: &HashMap<usize, KvPage>, table: &mut [[
     }
 }
 
-/// Bytes of the table of the pages of a view, with room for more, so that what follows is at the same address for many tokens.
+/// Bytes of the table of the pages of a view, with room for more, so that what follows is at the same address for many
+/// tokens.
 pub fn table_bytes(view: &KvView) -> usize {
     8 * (view.first_page + view.pages.len()).next_multiple_of(PAGES)
 }

@@ -325,10 +325,7 @@ impl State {
                 return Err(no_fit());
             }
         }
-        match is_whole && seen.iter().all(|seen| index.chosen(*seen) <= index.most()) {
-            true => Ok(shape),
-            false => Err(no_fit()),
-        }
+        if is_whole && seen.iter().all(|seen| index.chosen(*seen) <= index.most()) { Ok(shape) } else { Err(no_fit()) }
     }
 
     /// Adds a task for each list of a sequence's tokens, the first of which is the step's token `first`.

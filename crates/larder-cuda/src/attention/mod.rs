@@ -163,7 +163,8 @@ impl GpuAttention {
         self.lock().page(id).map(|page| (page.memory.at(), page.shape.bytes()))
     }
 
-    /// As [`larder_kernels::attend`] without biases, and waits for the results. Arguments that do not fit are an error, not a panic.
+    /// As [`larder_kernels::attend`] without biases, and waits for the results. Arguments that do not fit are an error,
+    /// not a panic.
     pub fn attend(&self, tasks: &mut [Task]) -> larder_model::Result<()> {
         Ok(self.lock().attend(&self.queue, tasks)?)
     }
@@ -460,13 +461,14 @@ impl State {
             && (args.bias.is_none() || new.is_some())
             && args.sinks.is_none_or(|sinks| sinks.len() == args.heads)
             && args.seen.iter().all(|seen| seen.start < seen.end);
-        match all {
-            true => Ok([keys.kind, values.kind]),
-            false => Err(GpuError::Unsupported(format!(
+        if all {
+            Ok([keys.kind, values.kind])
+        } else {
+            Err(GpuError::Unsupported(format!(
                 "attention of {count} queries with {} heads over positions {visible:?} does not fit keys {keys:?} and values \
                  {values:?}",
                 args.heads,
-            ))),
+            )))
         }
     }
 }

@@ -15,8 +15,8 @@ const ALIGN: usize = 16;
 /// The most tiles of a launch: the limit of CUDA for blocks in y.
 const MAX_TILES: usize = 65_535;
 
-/// Whether an attention can be computed in half precision, and has as many queries as a prompt: a few drafted tokens are computed as
-/// those that are not drafted. `shapes` are those of pages of keys and of values.
+/// Whether an attention can be computed in half precision, and has as many queries as a prompt: a few drafted tokens
+/// are computed as those that are not drafted. `shapes` are those of pages of keys and of values.
 pub fn takes_halves(args: &AttentionArgs<KvView>, shapes: [KvPageShape; 2]) -> bool {
     let widths = [args.keys.width, args.values.width];
     // Four values of a row are read at once.
@@ -55,7 +55,8 @@ impl TaskTiles {
         if self.flash { 0 } else { 4 * TILE_QUERIES * position_tiles(self.span) * self.width * tiles }
     }
 
-    /// Bytes of scores, factors, sums, and in `parts` sums of each position tile, for a launch with `tiles` tiles of the task.
+    /// Bytes of scores, factors, sums, and in `parts` sums of each position tile, for a launch with `tiles` tiles of
+    /// the task.
     pub fn scratch(&self, tiles: usize, parts: bool) -> [usize; 4] {
         let tiles = if self.flash { 0 } else { tiles };
         let factors = 8 * TILE_QUERIES * position_tiles(self.span) * tiles;

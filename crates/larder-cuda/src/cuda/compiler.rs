@@ -17,8 +17,8 @@ const MISSING: &str = "NVRTC, which compiles the kernels, is missing: neither li
                        to its folder. With CUDA 13 the library is libnvrtc.so.13: make a link named libnvrtc.so beside \
                        it; it needs a driver for CUDA 13";
 
-/// The oldest capability that has all instructions of the kernels, ten times the major number plus the minor one: products of four
-/// integers with one instruction came with it.
+/// The oldest capability that has all instructions of the kernels, ten times the major number plus the minor one:
+/// products of four integers with one instruction came with it.
 const OLDEST: u32 = 61;
 
 /// The oldest architecture for which products on tensor cores are compiled.
@@ -144,9 +144,10 @@ impl Program {
     fn image(&self, is_machine_code: bool) -> Result<Vec<u8>, NvrtcError> {
         type Size = unsafe fn(sys::nvrtcProgram, *mut usize) -> sys::nvrtcResult;
         type Get = unsafe fn(sys::nvrtcProgram, *mut c_char) -> sys::nvrtcResult;
-        let (size, get): (Size, Get) = match is_machine_code {
-            true => (sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN),
-            false => (sys::nvrtcGetPTXSize, sys::nvrtcGetPTX),
+        let (size, get): (Size, Get) = if is_machine_code {
+            (sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN)
+        } else {
+            (sys::nvrtcGetPTXSize, sys::nvrtcGetPTX)
         };
         let mut bytes = 0;
         // SAFETY: the program was compiled.

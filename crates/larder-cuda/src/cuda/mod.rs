@@ -81,7 +81,8 @@ impl Cuda {
             let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
             cuda.modules.push(module.map_err(|e| failed(&loading(), e))?);
         }
-        // A driver may load a kernel only when its function is asked for: not later, when experts have the memory that is free now.
+        // A driver may load a kernel only when its function is asked for: not later, when experts have the memory that
+        // is free now.
         cuda.functions =
             all_kernels().into_iter().map(|kernel| Ok((kernel, cuda.load(kernel)?))).collect::<Result<_>>()?;
         Ok(cuda)

@@ -252,9 +252,10 @@ impl State {
                 self.work(stream, self.latency_s + bytes as f64 * self.s_per_byte);
                 // SAFETY: both ranges were checked on submission, and the caller keeps them until the copy is complete.
                 unsafe {
-                    match op.fails {
-                        false => std::ptr::copy(from as *const u8, to as *mut u8, bytes),
-                        true => std::ptr::write_bytes(to as *mut u8, GARBAGE, bytes),
+                    if op.fails {
+                        std::ptr::write_bytes(to as *mut u8, GARBAGE, bytes)
+                    } else {
+                        std::ptr::copy(from as *const u8, to as *mut u8, bytes)
                     }
                 }
                 Ok(())

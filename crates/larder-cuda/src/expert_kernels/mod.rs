@@ -115,7 +115,8 @@ impl ExpertKernels {
         GroupLists::bytes(group.experts.len(), group.picks.len())
     }
 
-    /// Writes the lists of a group, which the caller keeps and copies to address `base`. Memory was [reserved](Self::reserve) for it.
+    /// Writes the lists of a group, which the caller keeps and copies to address `base`. Memory was
+    /// [reserved](Self::reserve) for it.
     pub fn write(&self, group: &ExpertBatch, base: u64, bytes: &mut [u8]) -> Result<GroupLists> {
         let mut lists = GroupLists::default();
         lists.write(group, self.between(), base, bytes)?;

@@ -1,4 +1,5 @@
-//! Experts that are chosen on the device: a kernel writes the addresses of the chosen ones, and their rows, into lists that are there already.
+//! Experts that are chosen on the device: a kernel writes the addresses of the chosen ones, and their rows, into lists
+//! that are there already.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -25,7 +26,8 @@ pub struct DeviceChooser {
     kernels: ExpertKernels,
     /// `[places, hidden]`
     outputs: DeviceBuffer,
-    /// Scores of the choice, for each token; and by place the experts that are grouped, where those are more than a block has memory for.
+    /// Scores of the choice, for each token; and by place the experts that are grouped, where those are more than a
+    /// block has memory for.
     scratch: [DeviceBuffer; 2],
     /// `[places, hidden]`, where weights scale inputs; and quantised.
     scaled: [DeviceBuffer; 2],
@@ -69,8 +71,8 @@ struct ChosenLayer {
     k: usize,
 }
 
-/// The key of lists. Kernels run in order, so that the next layer can have the same lists. Results of a chain are at the same
-/// addresses in every other layer of a kind.
+/// The key of lists. Kernels run in order, so that the next layer can have the same lists. Results of a chain are at
+/// the same addresses in every other layer of a kind.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ListKey {
     /// The number of the layout.
@@ -149,7 +151,8 @@ impl DeviceChooser {
         self.kernels.reserve(layout, places)
     }
 
-    /// A step begins, while `in_flight` before it, at most one, are not complete; calls of others were not counted because they failed.
+    /// A step begins, while `in_flight` before it, at most one, are not complete; calls of others were not counted
+    /// because they failed.
     pub fn step_begins(&mut self, in_flight: usize) {
         self.steps.drain(..self.steps.len().saturating_sub(in_flight));
         let buffer = self.steps.back().map_or(0, |before| 1 - before.buffer);
@@ -191,7 +194,8 @@ impl DeviceChooser {
         ops.begin_sum(terms, gate.top_k, [tokens, layout.down.rows], [on_device.shared, on_device.residual])
     }
 
-    /// Begins the choice, and the chosen experts that are in `slots`; the host begins the others when it knows the choice.
+    /// Begins the choice, and the chosen experts that are in `slots`; the host begins the others when it knows the
+    /// choice.
     pub fn begin_hits(
         &mut self,
         call: &DeviceMoeCall,
@@ -221,15 +225,17 @@ impl DeviceChooser {
         }
     }
 
-    /// Compares the choices of the call before, which is complete: outputs are those of the device's choice, weights those of the host's.
+    /// Compares the choices of the call before, which is complete: outputs are those of the device's choice, weights
+    /// those of the host's.
     fn check(&mut self, layer: LayerIdx) -> Result<()> {
         let ChosenLayer { chosen, of_host, .. } = self.layer(layer);
         let (of_host, buffer) = std::mem::take(of_host);
         let device: &[u32] = bytemuck::cast_slice(&chosen[buffer][..size_of::<u32>() * of_host.len()]);
         let same = device.iter().zip(&of_host).all(|(device, host)| *device == u32::from(host.0));
-        match same {
-            true => Ok(()),
-            false => Err(GpuError::failed(format!("choosing experts of {layer}"), "the GPU and the CPU chose others")),
+        if same {
+            Ok(())
+        } else {
+            Err(GpuError::failed(format!("choosing experts of {layer}"), "the GPU and the CPU chose others"))
         }
     }
 
@@ -264,8 +270,8 @@ impl DeviceChooser {
         Ok(key)
     }
 
-    /// Forgets all lists, and the arguments that have their addresses. Others are written to their memory by launches behind those that read
-    /// them.
+    /// Forgets all lists, and the arguments that have their addresses. Others are written to their memory by launches
+    /// behind those that read them.
     fn clear_lists(&mut self) {
         self.args.clear();
         self.lists.clear();
@@ -357,7 +363,8 @@ impl DeviceChooser {
         Ok(())
     }
 
-    /// Makes the device know the experts of a call, if the host does, for the launches that follow. A layer's calls have them always, or never.
+    /// Makes the device know the experts of a call, if the host does, for the launches that follow. A layer's calls
+    /// have them always, or never.
     fn set_known(&mut self, call: &DeviceMoeCall, ops: &GpuOps) -> Result<()> {
         let Some(experts) = call.known else { return Ok(()) };
         let (places, k) = (call.logits.rows * call.gate.top_k, call.gate.top_k);
@@ -397,8 +404,8 @@ impl DeviceChooser {
     ) -> Result<ChoiceLists> {
         let DeviceMoeCall { gate, act, .. } = *call;
         let (places, entries) = (key.tokens * key.k, key.entries);
-        // Experts at address 0, so that the addresses of their parts are offsets. The kernel that chooses writes how many rows each has; the
-        // number here only decides on the kernel of products.
+        // Experts at address 0, so that the addresses of their parts are offsets. The kernel that chooses writes how
+        // many rows each has; the number here only decides on the kernel of products.
         let rows = if key.tokens == 1 { 1 } else { places.div_ceil(gate.experts).max(2) };
         let [values, blocks] = self.scaled.each_ref().map(DeviceBuffer::at);
         let x = if gate.scales_input { DeviceActivations { values, blocks } } else { key.x };

@@ -75,7 +75,8 @@ impl KernelGate {
         })
     }
 
-    /// The scratch values that a token needs: two scores for each expert, one for none, one for each group, and weights that scale inputs.
+    /// The scratch values that a token needs: two scores for each expert, one for none, one for each group, and weights
+    /// that scale inputs.
     pub fn scratch(&self, gate: &Gate) -> usize {
         self.weights_at(gate) + if self.scales_input { gate.top_k } else { 0 }
     }

@@ -64,8 +64,8 @@ impl HitsOfCall {
     }
 }
 
-/// By place of a call the row of its output, as the kernel that chooses experts gives them: those of an expert are consecutive, in the order in
-/// which experts are first chosen.
+/// By place of a call the row of its output, as the kernel that chooses experts gives them: those of an expert are
+/// consecutive, in the order in which experts are first chosen.
 fn rows_of(ids: &[ExpertId]) -> Vec<u32> {
     let first = |id: &ExpertId| ids.iter().position(|other| other == id);
     let mut order: Vec<usize> = (0..ids.len()).filter(|place| ids[*place] != ExpertId::NONE).collect();

@@ -9,7 +9,8 @@ use crate::expert_kernels::GroupLists;
 use crate::launches::{ChoiceArgs, ExpertList, ExpertTerm};
 use crate::memory::DeviceBuffer;
 
-/// Bytes that are taken before memory is used again, unless one call takes more. The ends of pieces, which are not used, come on top.
+/// Bytes that are taken before memory is used again, unless one call takes more. The ends of pieces, which are not
+/// used, come on top.
 const MOST_BYTES: usize = 2 << 20;
 /// The least bytes of a piece of memory.
 const PIECE_BYTES: usize = 256 << 10;

@@ -344,8 +344,8 @@ impl Size {
     }
 }
 
-/// One group of this number is timed, as an event has launches submitted that could have been collected. It is odd, so that of a layer's hits
-/// and the experts that are brought both have their turn.
+/// One group of this number is timed, as an event has launches submitted that could have been collected. It is odd, so
+/// that of a layer's hits and the experts that are brought both have their turn.
 const TIMED_OF: u64 = 7;
 
 /// Estimates how long a group takes, from the time of an earlier one.
@@ -373,8 +373,8 @@ impl Clock {
         Ok(took)
     }
 
-    /// Starts timing a group unless another is being timed. Returns an estimate for this group if the group timed before was
-    /// of similar size.
+    /// Starts timing a group unless another is being timed. Returns an estimate for this group if the group timed
+    /// before was of similar size.
     fn begin(&mut self, size: Size) -> Result<Option<Duration>> {
         let Some(before) = self.running else {
             self.begin.record(Stream::Compute)?;

@@ -14,7 +14,8 @@ const MIN_LAUNCHES: usize = 6;
 const SIGHTINGS: u32 = 3;
 /// The most lists of launches that are known and are no graph.
 const MAX_LISTS: usize = 512;
-/// The most launches of all graphs: a device has memory for each, which no plan counts. A token of a large model has some thousand.
+/// The most launches of all graphs: a device has memory for each, which no plan counts. A token of a large model has
+/// some thousand.
 const MAX_LAUNCHES: usize = 16_384;
 /// How often a device may fail to make a graph before none is asked for.
 const MAX_FAILURES: u32 = 3;
@@ -69,8 +70,8 @@ impl Graphs {
             self.forget(MAX_LAUNCHES / 2, driver);
         }
         let launches: Vec<Launch> = list.iter().collect();
-        // SAFETY: the callers of `launch` guaranteed it for this time. They are launched as a graph only when the same launches were
-        // asked for again.
+        // SAFETY: the callers of `launch` guaranteed it for this time. They are launched as a graph only when the same
+        // launches were asked for again.
         match unsafe { driver.create_graph(&launches) } {
             Ok(Some(graph)) => {
                 (self.graphs, self.launches) = (self.graphs + 1, self.launches + list.len());
@@ -101,7 +102,8 @@ impl Graphs {
         }
     }
 
-    /// Destroys the graphs that have not come for the longest time, until at most `kept` launches are left in the others.
+    /// Destroys the graphs that have not come for the longest time, until at most `kept` launches are left in the
+    /// others.
     fn forget(&mut self, kept: usize, driver: &Arc<dyn Driver>) {
         let graphs = self.known.iter().filter(|(_, known)| known.graph.is_some());
         let mut oldest: Vec<(u64, u64)> = graphs.map(|(hash, known)| (known.last_lookup, *hash)).collect();

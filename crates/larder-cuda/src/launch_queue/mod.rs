@@ -1,8 +1,9 @@
 //! Collects launches of the compute stream, and submits them together.
 //!
-//! The host often knows many launches before it has to wait for the first of them. They are submitted when the host waits for them or
-//! copies what they compute, goes on to something else (`flush`), or has asked for enough to keep the device busy meanwhile. What they read from main memory is
-//! [staged](LaunchQueue::stage), and copied by one launch before them. Launches that come again and again become a [graph](graphs).
+//! The host often knows many launches before it has to wait for the first of them. They are submitted when the host
+//! waits for them or copies what they compute, goes on to something else (`flush`), or has asked for enough to keep the
+//! device busy meanwhile. What they read from main memory is [staged](LaunchQueue::stage), and copied by one launch
+//! before them. Launches that come again and again become a [graph](graphs).
 #![allow(unsafe_code)]
 
 mod graphs;
@@ -77,8 +78,8 @@ impl LaunchQueue {
         LaunchQueue { inner, state: Mutex::new(state) }
     }
 
-    /// Copies bytes to the device before the next launch: `write` gets their address there, and where to write them. They are valid for
-    /// the launches until the next wait.
+    /// Copies bytes to the device before the next launch: `write` gets their address there, and where to write them.
+    /// They are valid for the launches until the next wait.
     pub fn stage(&self, bytes: usize, write: impl FnOnce(u64, &mut [u8]) -> Result<()>) -> Result<u64> {
         let mut state = self.lock();
         let (at, here) = state.staged[0].steady.take(&self.inner, bytes)?;
@@ -86,8 +87,8 @@ impl LaunchQueue {
         Ok(at)
     }
 
-    /// As [`stage`](Self::stage), for lists of another length each time: they do not move what else is staged, so that launches that
-    /// read only that can come again.
+    /// As [`stage`](Self::stage), for lists of another length each time: they do not move what else is staged, so that
+    /// launches that read only that can come again.
     pub fn stage_varying(&self, bytes: usize, write: impl FnOnce(u64, &mut [u8]) -> Result<()>) -> Result<u64> {
         let mut state = self.lock();
         state.varying = true;
@@ -188,7 +189,8 @@ impl State {
         }
     }
 
-    /// Whether an event of the compute stream is known to be complete. If not, the device knows of the event afterwards.
+    /// Whether an event of the compute stream is known to be complete. If not, the device knows of the event
+    /// afterwards.
     fn is_reached(&mut self, event: EventHandle, inner: &Arc<dyn Driver>) -> Result<bool> {
         let Some(Recorded { point, submitted }) = self.recorded.get(&event.0).copied() else { return Ok(false) };
         if point <= self.reached {
@@ -312,10 +314,7 @@ impl Driver for LaunchQueue {
         if stream == Stream::Compute {
             state.submit(&self.inner)?;
         }
-        match state.is_reached(event, &self.inner)? {
-            true => Ok(()),
-            false => self.inner.wait_event(stream, event),
-        }
+        if state.is_reached(event, &self.inner)? { Ok(()) } else { self.inner.wait_event(stream, event) }
     }
 
     fn is_complete(&self, event: EventHandle) -> Result<bool> {

@@ -12,7 +12,8 @@ const PIECE_BYTES: usize = 64 << 10;
 const ALIGN: usize = 256;
 
 impl Piece {
-    /// Room for at least `bytes` bytes. Sizes are powers of two, so that what grows slowly is not allocated again and again.
+    /// Room for at least `bytes` bytes. Sizes are powers of two, so that what grows slowly is not allocated again and
+    /// again.
     fn growing(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self> {
         Piece::of(driver, bytes.next_power_of_two())
     }

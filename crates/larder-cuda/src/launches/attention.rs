@@ -20,7 +20,8 @@ const SCORE_BLOCKS: u32 = 8;
 const FLASH_PAIRS: u32 = 16;
 /// Columns of values of such a warp. The kernels have the same number.
 const FLASH_COLUMNS: u32 = 128;
-/// The most threads of a block that computes weighted sums, as its kernel is compiled for: more would leave too few registers.
+/// The most threads of a block that computes weighted sums, as its kernel is compiled for: more would leave too few
+/// registers.
 const MAX_SUM_THREADS: u32 = 256;
 
 /// The arguments of attention, as kernels read them.
@@ -48,8 +49,8 @@ pub struct AttentionKernelArgs {
     pub out: u64,
     /// The same, quantised, or 0.
     pub blocks: u64,
-    /// The position of each of the first `listed` rows that the task sees, which then has one query; or 0: they are at the positions of their
-    /// numbers.
+    /// The position of each of the first `listed` rows that the task sees, which then has one query; or 0: they are at
+    /// the positions of their numbers.
     pub chosen: u64,
     /// `[heads, 2 · reach + 1]`: additions to scores by the distance from query to key, or 0.
     pub bias: u64,

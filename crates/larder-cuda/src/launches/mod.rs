@@ -190,8 +190,8 @@ impl Launches {
         self.launch(kernel, [groups.div_ceil(WARPS), 1], 32 * WARPS, &arguments)
     }
 
-    /// Applies the activation function: replaces `gate` by its combination with `up`, both of `count` values, and quantises it into
-    /// `blocks` unless that is 0.
+    /// Applies the activation function: replaces `gate` by its combination with `up`, both of `count` values, and
+    /// quantises it into `blocks` unless that is 0.
     pub fn combine(&self, act: Activation, [gate, up, blocks]: [u64; 3], count: u32) -> Result<()> {
         let [gate, up, blocks] = [gate, up, blocks].map(Argument::Address);
         let count_of = Argument::Word(count);
@@ -255,8 +255,8 @@ impl Launches {
         }
         assert!(arguments.len() <= MAX_ARGUMENTS, "the kernel {kernel} has too many arguments");
         let launch = Launch { kernel, grid, block, arguments };
-        // SAFETY: the arguments match the kernel's parameters. The memory that they name belongs to buffers that wait for
-        // the device before they are freed.
+        // SAFETY: the arguments match the kernel's parameters. The memory that they name belongs to buffers that wait
+        // for the device before they are freed.
         unsafe { self.0.launch(Stream::Compute, &launch) }
     }
 }

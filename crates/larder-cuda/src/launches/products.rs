@@ -101,7 +101,8 @@ impl ProductBatch {
         self.products.iter().map(ProductKernelArgs::groups).sum()
     }
 
-    /// The kernel: for one token per product (`matvec`), for any number (`matmul`), or for many with tensor cores (`tiles`).
+    /// The kernel: for one token per product (`matvec`), for any number (`matmul`), or for many with tensor cores
+    /// (`tiles`).
     pub fn kernel(&self, has_tensor_cores: bool) -> Option<&'static str> {
         let [matvec, matmul, tiles, _] = kernels(self.kind?);
         Some(match self.products.iter().map(|p| p.tokens).max() {

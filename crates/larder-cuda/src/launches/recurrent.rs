@@ -270,7 +270,8 @@ impl Launches {
         self.launch("convolve", [channels.div_ceil(THREADS), spans], THREADS, &[Argument::Address(list)])
     }
 
-    /// Convolves queries and keys, and gathers the last rows for each token; the arguments were written to address `list`.
+    /// Convolves queries and keys, and gathers the last rows for each token; the arguments were written to address
+    /// `list`.
     pub fn convolve_heads(&self, list: u64, columns: u32, spans: u32) -> Result<()> {
         self.launch("convolve_heads", [columns.div_ceil(THREADS), spans], THREADS, &[Argument::Address(list)])
     }
@@ -311,8 +312,8 @@ impl Launches {
         self.launch("scan_channels", [warps.div_ceil(WARPS), 1], 32 * WARPS, &[Argument::Address(list)])
     }
 
-    /// The RMS norm of `parts` parts of `width` values, of which `weights` have weights of their own, with a function of gates; quantised
-    /// into `blocks` too unless that is 0.
+    /// The RMS norm of `parts` parts of `width` values, of which `weights` have weights of their own, with a function
+    /// of gates; quantised into `blocks` too unless that is 0.
     pub fn norm_gate(
         &self,
         [x, gates, weight, out, blocks]: [u64; 5],
@@ -333,8 +334,8 @@ impl Launches {
         self.launch("softcap", [count.div_ceil(THREADS), 1], THREADS, &arguments)
     }
 
-    /// `count` values times a function of their gates, each of which is for `shared` consecutive values; quantised into `blocks` too
-    /// unless that is 0.
+    /// `count` values times a function of their gates, each of which is for `shared` consecutive values; quantised into
+    /// `blocks` too unless that is 0.
     pub fn gate(
         &self,
         [x, gates, out, blocks]: [u64; 4],

@@ -17,8 +17,8 @@ impl Launches {
         self.launch("add_scaled", [count.div_ceil(THREADS), 1], THREADS, &arguments)
     }
 
-    /// The RMS norm of each row, times `weight [kinds, width]` unless that is 0, of which rows have one after another in turns; quantised
-    /// into `blocks` too unless that is 0.
+    /// The RMS norm of each row, times `weight [kinds, width]` unless that is 0, of which rows have one after another
+    /// in turns; quantised into `blocks` too unless that is 0.
     pub fn rms_norm(&self, [x, weight, out, blocks]: [u64; 4], [rows, width, kinds]: [u32; 3], eps: f64) -> Result<()> {
         let [x, weight, out, blocks] = [x, weight, out, blocks].map(Argument::Address);
         let [rows_of, width_of, kinds] = [rows, width, kinds].map(Argument::Word);
@@ -29,8 +29,8 @@ impl Launches {
         self.launch("rms_norm", [(rows * warps).div_ceil(WARPS), 1], 32 * WARPS, &arguments)
     }
 
-    /// `sum = x + factor · y`, and into `out` the RMS norm of each row of it, times `weight`; quantised into `blocks` too unless that
-    /// is 0.
+    /// `sum = x + factor · y`, and into `out` the RMS norm of each row of it, times `weight`; quantised into `blocks`
+    /// too unless that is 0.
     pub fn add_norm(
         &self,
         [x, y, sum, weight, out, blocks]: [u64; 6],

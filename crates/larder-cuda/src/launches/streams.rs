@@ -67,7 +67,8 @@ impl Launches {
         self.launch("gate_by_keys", [(tokens * count).div_ceil(WARPS), 1], 32 * WARPS, &arguments)
     }
 
-    /// `(y + bias) · scale + (stream + bias) · scale`; `weights` are the scale and the bias of `y`, then those of the stream.
+    /// `(y + bias) · scale + (stream + bias) · scale`; `weights` are the scale and the bias of `y`, then those of the
+    /// stream.
     pub fn add_scaled_sides(
         &self,
         [stream, y, out]: [u64; 3],

@@ -66,8 +66,8 @@ impl Launches {
         self.launch("sum_experts_norm", [tokens, 1], threads, &arguments)
     }
 
-    /// The inputs `out [tokens · k, width]` of experts, `x [tokens, width]` times the weight of each, of which those of a token are `step`
-    /// values behind those of the one before; quantised into `blocks` too unless that is 0.
+    /// The inputs `out [tokens · k, width]` of experts, `x [tokens, width]` times the weight of each, of which those of
+    /// a token are `step` values behind those of the one before; quantised into `blocks` too unless that is 0.
     pub fn scale_inputs(&self, [x, weights, out, blocks]: [u64; 4], [tokens, k, width, step]: [u32; 4]) -> Result<()> {
         let [x, weights, out, blocks] = [x, weights, out, blocks].map(Argument::Address);
         let grid = [(tokens * k * width).div_ceil(THREADS), 1];

@@ -1,7 +1,7 @@
 //! Copies between slots in main memory and slots of the arena, each direction on a stream of its own.
 //!
-//! Copies for which nothing waits have a stream too, in pieces: a copy engine takes turns between streams, so that a wanted expert waits for
-//! a piece at most.
+//! Copies for which nothing waits have a stream too, in pieces: a copy engine takes turns between streams, so that a
+//! wanted expert waits for a piece at most.
 #![allow(unsafe_code)]
 
 mod staging;
@@ -76,7 +76,8 @@ impl GpuLink {
         }
     }
 
-    /// Starts waiting transfers as far as there are staging buffers. One that cannot be started is returned with its error.
+    /// Starts waiting transfers as far as there are staging buffers. One that cannot be started is returned with its
+    /// error.
     fn begin_waiting(&mut self) {
         while let Some((number, mut transfer)) = self.waiting.pop_front() {
             let mut path = match self.locked.path(&transfer) {
@@ -130,8 +131,8 @@ impl GpuLink {
         let piece = if is_ahead { PIECE_BYTES } else { len.max(1) };
         for from in (0..len).step_by(piece) {
             let bytes = piece.min(len - from);
-            // SAFETY: the slot, or the staging buffer, belongs to this flight until `end` is complete. It has `len` bytes, and
-            // so has the slot on the device.
+            // SAFETY: the slot, or the staging buffer, belongs to this flight until `end` is complete. It has `len`
+            // bytes, and so has the slot on the device.
             unsafe {
                 let (here, there) = (here.add(from), there + from as u64);
                 match direction {
@@ -144,7 +145,8 @@ impl GpuLink {
         Ok(events)
     }
 
-    /// The list of the flight to wait for: one that is complete, else that of a wanted expert, or the one that was submitted first.
+    /// The list of the flight to wait for: one that is complete, else that of a wanted expert, or the one that was
+    /// submitted first.
     fn next(&self) -> Option<usize> {
         let lists = 0..STREAMS.len();
         let first = |list: &usize| self.flights[*list].front().map(|flight| (flight.transfer.is_ahead, flight.number));
@@ -161,7 +163,8 @@ impl GpuLink {
         self.flights[list].front().is_some_and(|flight| flight.events.end.is_complete().unwrap_or(true))
     }
 
-    /// Completes the first flight of a list, waiting for it if necessary, and starts transfers that wait for its staging buffer.
+    /// Completes the first flight of a list, waiting for it if necessary, and starts transfers that wait for its
+    /// staging buffer.
     fn complete_and_continue(&mut self, list: usize) -> Option<TransferDone> {
         let done = self.complete(list);
         self.begin_waiting();

@@ -1,4 +1,5 @@
-//! The main memory that copies use: slots themselves where they can be page-locked, else a few page-locked staging buffers.
+//! The main memory that copies use: slots themselves where they can be page-locked, else a few page-locked staging
+//! buffers.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -65,7 +66,8 @@ impl CopyPath {
     }
 }
 
-/// Page-locked slots, and staging buffers for all others. Slots are locked by a thread of their own, or when they are first used.
+/// Page-locked slots, and staging buffers for all others. Slots are locked by a thread of their own, or when they are
+/// first used.
 pub struct PageLockedSlots {
     driver: Arc<dyn Driver>,
     mode: CopyMode,
@@ -91,8 +93,8 @@ struct LockedSlots {
     is_over: AtomicBool,
 }
 
-/// A page-locked slot. Its memory stays mapped: the driver would go on copying from and to the old pages if another slot
-/// were mapped at the address.
+/// A page-locked slot. Its memory stays mapped: the driver would go on copying from and to the old pages if another
+/// slot were mapped at the address.
 struct LockedSlot {
     /// Length of the slot when it was page-locked.
     bytes: usize,
@@ -116,7 +118,8 @@ impl SlotMemory {
 }
 
 impl LockedSlots {
-    /// Whether the first `len` bytes of a slot are page-locked, which is tried unless it has failed before. Waits for no other slot.
+    /// Whether the first `len` bytes of a slot are page-locked, which is tried unless it has failed before. Waits for
+    /// no other slot.
     fn lock(&self, slot: SlotMemory, len: usize, driver: &Arc<dyn Driver>, mode: &CopyMode) -> bool {
         let SlotMemory { from, bytes, memory } = slot;
         let mut slots = self.all();

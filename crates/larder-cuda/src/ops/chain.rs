@@ -51,8 +51,8 @@ impl Chain {
     }
 }
 
-/// Memory for the results of a chain, used from its start again by the next chain. It grows by halves, and becomes one piece when it is
-/// used again: so it is at most about twice as large as the results of the longest chain.
+/// Memory for the results of a chain, used from its start again by the next chain. It grows by halves, and becomes one
+/// piece when it is used again: so it is at most about twice as large as the results of the longest chain.
 pub struct Results {
     driver: Arc<dyn Driver>,
     pieces: Vec<(DeviceBuffer, usize)>,

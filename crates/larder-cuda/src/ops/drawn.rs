@@ -92,7 +92,8 @@ impl State {
 }
 
 impl GpuOps {
-    /// Takes the row of a table `[any, width]` that is kept, whose number is the token that was drawn last, to address `out`.
+    /// Takes the row of a table `[any, width]` that is kept, whose number is the token that was drawn last, to address
+    /// `out`.
     pub(crate) fn take_row_of_drawn(&self, table: usize, out: u64, width: usize) -> Result<()> {
         let mut state = self.lock();
         let (table, drawn) = (state.kept(table)?, state.last_drawn(&self.queue)?);

@@ -64,7 +64,8 @@ struct State {
     begun_at: usize,
     /// By number of an operation of both chains: the address of its result, quantised.
     quantised: HashMap<usize, u64>,
-    /// The sum of experts that was begun last, and the number of its launch: the norm behind it may be computed by the same launch.
+    /// The sum of experts that was begun last, and the number of its launch: the norm behind it may be computed by the
+    /// same launch.
     last_sum: Option<(Rows, ExpertSum, u64)>,
     lists: HashMap<ListKey, DeviceBuffer>,
     /// Failures of launches until the lists were written.
@@ -131,7 +132,8 @@ impl State {
         Ok((self.push(at, rows, width), at))
     }
 
-    /// As [`result`](Self::result), with memory for its quantised form where rows are whole blocks; else the second address is 0.
+    /// As [`result`](Self::result), with memory for its quantised form where rows are whole blocks; else the second
+    /// address is 0.
     fn result_in_blocks(&mut self, rows: usize, width: usize) -> Result<(Rows, [u64; 2])> {
         let (result, at) = self.result(rows, width)?;
         Ok((result, [at, self.blocks_of(result)?]))
@@ -242,7 +244,8 @@ impl GpuOps {
         self.lock().at(rows)
     }
 
-    /// Begins the sums of the experts of tokens, whose terms are or will be at address `terms`; what is added to them has the same shape.
+    /// Begins the sums of the experts of tokens, whose terms are or will be at address `terms`; what is added to them
+    /// has the same shape.
     pub(crate) fn begin_sum(&self, terms: u64, k: usize, shape: [usize; 2], added: [Option<Rows>; 2]) -> Result<Rows> {
         let (mut state, [tokens, width]) = (self.lock(), shape);
         if added.iter().flatten().any(|rows| [rows.rows, rows.width] != shape) {

@@ -12,10 +12,12 @@ use crate::launches::{ProductBatch, word};
 
 /// The most lists of products that are kept on the device.
 const MAX_LISTS: usize = 4096;
-/// The most tokens of a step whose lists are kept, as for many sequences. Prompts are of many lengths, and their lists seldom come again.
+/// The most tokens of a step whose lists are kept, as for many sequences. Prompts are of many lengths, and their lists
+/// seldom come again.
 const KEPT_TOKENS: usize = 64;
 
-/// What a list of products depends on. Results are at the same addresses in every other token, and so lists are written twice.
+/// What a list of products depends on. Results are at the same addresses in every other token, and so lists are written
+/// twice.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct ListKey {
     /// With the address of each result.
@@ -55,10 +57,8 @@ impl State {
     ) -> Result<Rows> {
         let (step, width) = (x.width / ids.len(), batch.products().iter().map(|p| p.rows as usize).sum());
         let blocks = batch.takes_blocks();
-        let (x_at, head_bytes) = match blocks {
-            true => (self.quantised(x)?, step / BLOCK * BLOCK_BYTES),
-            false => (self.at(x)?, 4 * step),
-        };
+        let (x_at, head_bytes) =
+            if blocks { (self.quantised(x)?, step / BLOCK * BLOCK_BYTES) } else { (self.at(x)?, 4 * step) };
         if blocks && !step.is_multiple_of(BLOCK) {
             return Err(GpuError::Unsupported(format!("heads of {step} values are not whole blocks of {BLOCK}")));
         }

@@ -8,7 +8,8 @@ use super::State;
 use crate::error::{GpuError, Result};
 use crate::memory::Download;
 
-/// Bytes that are copied back together with wanted ones between which they are, as that takes less time than a second wait.
+/// Bytes that are copied back together with wanted ones between which they are, as that takes less time than a second
+/// wait.
 const NEAR_BYTES: usize = 256 << 10;
 
 /// A copy of rows that was begun.

@@ -55,12 +55,11 @@ impl<'a> States<'a> {
     /// The address of a state.
     fn address(&self, page: usize) -> Result<u64> {
         let (at, bytes) = self.attention.page(page)?;
-        match bytes == 4 * self.values {
-            true => Ok(at),
-            false => {
-                let values = self.values;
-                Err(GpuError::Unsupported(format!("a page of {bytes} bytes is no state of {values} values")))
-            }
+        if bytes == 4 * self.values {
+            Ok(at)
+        } else {
+            let values = self.values;
+            Err(GpuError::Unsupported(format!("a page of {bytes} bytes is no state of {values} values")))
         }
     }
 
@@ -73,9 +72,10 @@ impl<'a> States<'a> {
             end += span.tokens;
             follows && copies
         };
-        match self.spans.iter().all(is_next) && end == self.rows {
-            true => Ok(()),
-            false => Err(GpuError::Unsupported(format!("{:?} are not {} rows", self.spans, self.rows))),
+        if self.spans.iter().all(is_next) && end == self.rows {
+            Ok(())
+        } else {
+            Err(GpuError::Unsupported(format!("{:?} are not {} rows", self.spans, self.rows)))
         }
     }
 

@@ -100,8 +100,9 @@ impl State {
 
 /// Checks that two results have the same shape.
 fn check_shapes([x, y]: [Rows; 2]) -> Result<()> {
-    match (x.rows, x.width) == (y.rows, y.width) {
-        true => Ok(()),
-        false => Err(GpuError::Unsupported(format!("rows {x:?} and {y:?} cannot be added"))),
+    if (x.rows, x.width) == (y.rows, y.width) {
+        Ok(())
+    } else {
+        Err(GpuError::Unsupported(format!("rows {x:?} and {y:?} cannot be added")))
     }
 }

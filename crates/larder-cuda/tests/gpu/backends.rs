@@ -1,4 +1,5 @@
-//! Each operation on rows by itself, on every backend: the bits of the CPU, for drawn shapes and for values at the ends of what f32 has.
+//! Each operation on rows by itself, on every backend: the bits of the CPU, for drawn shapes and for values at the ends
+//! of what f32 has.
 
 use std::sync::Arc;
 

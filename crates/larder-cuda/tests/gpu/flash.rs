@@ -11,8 +11,9 @@ use crate::common::{Random, emulator, gpu};
 /// The unit roundoff of half precision.
 const HALF: f32 = 1.0 / 2048.0;
 
-/// The largest difference from exact results that rounding to half precision explains: products of queries and keys are off by two
-/// roundings of each of their terms, a weight by the power of the difference, and weights and values are rounded once.
+/// The largest difference from exact results that rounding to half precision explains: products of queries and keys are
+/// off by two roundings of each of their terms, a weight by the power of the difference, and weights and values are
+/// rounded once.
 fn bound(queries: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>], scale: f32) -> f32 {
     let of_key = |key: &Vec<f32>| queries.iter().zip(key).map(|(q, k)| (q * k).abs()).sum::<f32>();
     let score = scale * keys.iter().map(of_key).fold(0.0, f32::max) * 2.0 * HALF;

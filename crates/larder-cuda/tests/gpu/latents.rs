@@ -1,4 +1,5 @@
-//! Latent attention as chains on the device: products per head, queries in two parts, and values that are parts of keys.
+//! Latent attention as chains on the device: products per head, queries in two parts, and values that are parts of
+//! keys.
 
 use std::sync::Arc;
 
@@ -15,7 +16,8 @@ use crate::common::{Random, emulator, gpu, placed, receive_bits};
 const PAGE: usize = 8;
 const HEADS: usize = 3;
 
-/// Widths of a head: in the latent space, unrotated, rotated, of the values; and the number formats of weights and KV cache.
+/// Widths of a head: in the latent space, unrotated, rotated, of the values; and the number formats of weights and KV
+/// cache.
 struct Shape {
     rank: usize,
     nope: usize,

@@ -417,7 +417,8 @@ fn rows_are_valid_until_the_second_layer_and_shapes_are_checked() {
     assert_eq!(values(sum), bits(&[2.0, 4.0, 6.0, 8.0]));
 }
 
-/// Chains of sums with a product; results of chains that end well are right. Returns whether each ended well, and the work.
+/// Chains of sums with a product; results of chains that end well are right. Returns whether each ended well, and the
+/// work.
 fn repeated_chains(emulator: Emulator, chains: usize) -> (Vec<bool>, DeviceWork) {
     let (mut random, adds, gpu) = (Random::new(3), 20, gpu(emulator));
     let products = Arc::new(gpu.products(0).unwrap());
@@ -462,8 +463,8 @@ fn launches_that_come_again_become_a_graph() {
     let Some(emulator) = emulator(7) else { return };
     let (ended, work) = repeated_chains(emulator, 12);
     assert!(ended.iter().all(|well| *well));
-    // Results are at the same addresses in every other chain. The first two also copy a list of products, so the third time of the same
-    // launches is in the seventh chain.
+    // Results are at the same addresses in every other chain. The first two also copy a list of products, so the third
+    // time of the same launches is in the seventh chain.
     assert_eq!((work.graphs, work.graph_launches, work.launches), (6, 6 * 23, 6 * 23 + 2 * 2));
 }
 

@@ -12,7 +12,8 @@ use larder_model::{
 
 use crate::common::{Random, emulator, gpu, receive};
 
-/// The places of the values that `find_best` has found in each row, in order; `None` where there are more than it returns.
+/// The places of the values that `find_best` has found in each row, in order; `None` where there are more than it
+/// returns.
 fn found(ops: &dyn Ops, values: &[f32], width: usize, best: usize) -> Vec<Option<Vec<usize>>> {
     let x = ops.send(values, width).unwrap();
     let rows = ops.find_best(x, best).unwrap();
@@ -135,7 +136,8 @@ pub fn compare_draws(gpu: &Gpu) {
     assert!(tokens.len() > 100, "{} tokens were drawn", tokens.len());
 }
 
-/// Compares changed logits, and draws from them, with those of the double: no token follows, or one that is listed, or one that is not.
+/// Compares changed logits, and draws from them, with those of the double: no token follows, or one that is listed, or
+/// one that is not.
 pub fn compare_changes(gpu: &Gpu) {
     let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap();
     let double = OpsDouble::fake(Arc::new(ProductsDouble::new(0)), Arc::new(AttentionDouble::new(0)));

@@ -24,7 +24,8 @@ struct Shape {
     heads: usize,
     width: usize,
     weighted: bool,
-    /// Heads of queries and of keys, and widths of keys and values; values are the first numbers of keys if there are none.
+    /// Heads of queries and of keys, and widths of keys and values; values are the first numbers of keys if there are
+    /// none.
     attention: [usize; 4],
     /// Tokens of each sequence, and how many of them are new.
     sequences: &'static [(usize, usize)],
@@ -138,8 +139,8 @@ impl Shape {
         (lists, [chosen, all].concat())
     }
 
-    /// The attention of the new tokens to the first rows of the pages of their sequence, to some or to many of them, and to a window behind
-    /// these pages.
+    /// The attention of the new tokens to the first rows of the pages of their sequence, to some or to many of them,
+    /// and to a window behind these pages.
     fn step_joined(&self, ops: &dyn Ops, rows: &KvCase) -> Vec<u32> {
         let [heads, kv_heads, key_width, _] = self.attention;
         let (mut tasks, mut lists, sinks) = (Vec::new(), Vec::new(), Random::new(3).floats(heads));

@@ -22,7 +22,8 @@ fn rows_are_normalised_in_the_order_of_the_definition() {
         let shape = [rows, width, kinds, warps].map(word);
         let arguments = [input(&x), input(&weight), out, blocks_at, shape[0], shape[1], eps_of, shape[2], shape[3]];
         let grid = [(rows * warps).div_ceil(4), 1];
-        // SAFETY: `x` and `got` have `rows · width` values, `weight` has `kinds · width`, and there is room for the blocks of whole rows.
+        // SAFETY: `x` and `got` have `rows · width` values, `weight` has `kinds · width`, and there is room for the
+        // blocks of whole rows.
         unsafe { launch(emulator, "rms_norm", grid, 128, &arguments) };
         assert!(!in_blocks || blocks.bytes() == quantise(emulator, &got).bytes(), "{rows} rows of {width}");
         let weights = weight.chunks_exact(width).cycle();

@@ -62,10 +62,11 @@ pub enum ServingMode {
     /// separately, and a machine computes all experts of a token at once, each with a share of the machine's speed.
     Relayed,
     /// The behaviour of `larder run --edge`: the device asks the fastest servers itself, the outputs of a server's
-    /// experts are returned as one sum, and a machine computes a token's experts one after the other, each at full speed.
+    /// experts are returned as one sum, and a machine computes a token's experts one after the other, each at full
+    /// speed.
     Direct,
-    /// As `Direct`, but every expert's output is returned separately. Algorithms use this mode in place of `Direct`: with
-    /// one sum for all, an expert saves nothing as long as another one of its layer has to be computed far away.
+    /// As `Direct`, but every expert's output is returned separately. Algorithms use this mode in place of `Direct`:
+    /// with one sum for all, an expert saves nothing as long as another one of its layer has to be computed far away.
     DirectSeparate,
 }
 

@@ -1,10 +1,10 @@
 //! Places a model's experts on several machines and predicts the latency of a token.
 //!
 //! A [`Problem`] has models, servers with storage, and users whose tokens need experts with known frequencies. An
-//! algorithm of [`ALGORITHMS`] computes a [`Placement`], and [`latency`] predicts the time per token. [`plan()`] does both
-//! for a [`Topology`] and measured routing statistics, and returns a [`PlacementPlan`] with the [`PlacementFile`] that
-//! workers and clients read. [`Scenario`] and [`simulate`] reproduce the experiments of the SlimCaching paper, whose
-//! algorithms and equations are used here; comments call it "the paper".
+//! algorithm of [`ALGORITHMS`] computes a [`Placement`], and [`latency`] predicts the time per token. [`plan()`] does
+//! both for a [`Topology`] and measured routing statistics, and returns a [`PlacementPlan`] with the [`PlacementFile`]
+//! that workers and clients read. [`Scenario`] and [`simulate`] reproduce the experiments of the SlimCaching paper,
+//! whose algorithms and equations are used here; comments call it "the paper".
 //!
 //! Everything is a pure function: this crate opens no connection and reads no clock, and only [`Topology`] and
 //! [`PlacementFile`] read or write files.

@@ -166,9 +166,10 @@ impl<'a> ResolvedTopology<'a> {
 
     /// The link from the site to a machine. In relayed mode the site is the associated server itself.
     fn link_from_site(&self, entry: usize, serving: ServingMode) -> NetworkLink {
-        match serving == ServingMode::Relayed && entry == self.associated {
-            true => NetworkLink::default(),
-            false => self.link(entry),
+        if serving == ServingMode::Relayed && entry == self.associated {
+            NetworkLink::default()
+        } else {
+            self.link(entry)
         }
     }
 

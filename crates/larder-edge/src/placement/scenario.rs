@@ -96,8 +96,8 @@ impl Default for Scenario {
 }
 
 impl Scenario {
-    /// Generates positions, demands and activations. Equal seeds give equal problems; parameters that are not varied keep
-    /// their random numbers.
+    /// Generates positions, demands and activations. Equal seeds give equal problems; parameters that are not varied
+    /// keep their random numbers.
     pub fn generate(&self, seed: u64) -> Result<Problem, PlacementError> {
         self.check().map_err(PlacementError::Invalid)?;
         // One random stream per kind, so that more of one kind does not change the others.
@@ -133,21 +133,23 @@ impl Scenario {
         if let Some((name, _)) = sizes.iter().find(|(_, n)| *n == 0) {
             return Err(format!("invalid scenario: the number of {name} must be at least 1"));
         }
-        match self.models_per_user.0 <= self.models_per_user.1 && self.models_per_user.1 <= self.models {
-            true => Ok(()),
-            false => Err(format!(
+        if self.models_per_user.0 <= self.models_per_user.1 && self.models_per_user.1 <= self.models {
+            Ok(())
+        } else {
+            Err(format!(
                 "invalid scenario: users cannot run {} to {} of {} models",
                 self.models_per_user.0, self.models_per_user.1, self.models
-            )),
+            ))
         }
     }
 
     /// The site of server `n`, with its links to the other servers and to the cloud.
     fn site(&self, n: usize, positions: &[[f64; 2]]) -> Site {
         let radio = radio(SERVER_BANDWIDTH, dbm(SERVER_DBM));
-        let link = |(other, position): (usize, &[f64; 2])| match other == n {
-            true => NetworkLink::default(),
-            false => {
+        let link = |(other, position): (usize, &[f64; 2])| {
+            if other == n {
+                NetworkLink::default()
+            } else {
                 let per_bit = 1.0 / radio.rate(distance(positions[n], *position));
                 NetworkLink { per_bit, return_per_bit: per_bit, ..NetworkLink::default() }
             }

@@ -95,8 +95,8 @@ pub fn sweeps(base: &Scenario) -> Vec<Sweep> {
 pub struct PlacementOutcome {
     /// Seconds per token.
     pub seconds: f64,
-    /// Seconds per token with split inference, where the hidden state leaves the device once. Only for an algorithm that
-    /// places whole layers.
+    /// Seconds per token with split inference, where the hidden state leaves the device once. Only for an algorithm
+    /// that places whole layers.
     pub split_inference_seconds: Option<f64>,
     /// Number of layers with experts that a token passes.
     pub layers: f64,
@@ -104,12 +104,13 @@ pub struct PlacementOutcome {
     pub cloud: f64,
 }
 
-/// The latency of a placement by this algorithm. If it places whole layers, only models that the servers hold as a whole
-/// count.
+/// The latency of a placement by this algorithm. If it places whole layers, only models that the servers hold as a
+/// whole count.
 pub fn outcome(problem: &Problem, algorithm: &Algorithm, placement: &Placement) -> PlacementOutcome {
-    let found = match algorithm.whole_layers {
-        true => latency(problem, &u_shaped::usable(problem, placement)),
-        false => latency(problem, placement),
+    let found = if algorithm.whole_layers {
+        latency(problem, &u_shaped::usable(problem, placement))
+    } else {
+        latency(problem, placement)
     };
     PlacementOutcome {
         seconds: found.total(),

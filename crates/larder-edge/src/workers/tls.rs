@@ -23,9 +23,10 @@ impl TlsCredentials {
         let read = |path: &Path| -> Result<Vec<u8>, String> {
             let error = |e: io::Error| format!("{}: cannot be read: {e}", path.display());
             let bytes = read_regular(path, PEM_BYTES).map_err(error)?;
-            match bytes.windows(11).any(|at| at == b"-----BEGIN ") {
-                true => Ok(bytes),
-                false => Err(format!("{}: is not a PEM file", path.display())),
+            if bytes.windows(11).any(|at| at == b"-----BEGIN ") {
+                Ok(bytes)
+            } else {
+                Err(format!("{}: is not a PEM file", path.display()))
             }
         };
         let identity = match (cert, key) {

@@ -10,8 +10,8 @@ use tokio::net::TcpStream;
 /// Buffered bytes from which on a write is not deferred.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// A TCP stream with a write buffer. HTTP/2 writes the headers of a message, its body and its end separately; each would
-/// be a system call and a packet of its own.
+/// A TCP stream with a write buffer. HTTP/2 writes the headers of a message, its body and its end separately; each
+/// would be a system call and a packet of its own.
 pub struct CoalescedStream {
     stream: TcpStream,
     buffer: Vec<u8>,

@@ -34,9 +34,10 @@ impl Recorder {
 
     /// An empty recorder for this model, which must not have tokens without experts.
     pub fn of_decoder(decoder: &Decoder, with_logits: bool) -> Result<Self, TraceError> {
-        match decoder.may_skip_experts() {
-            true => Err(TraceError::WithoutExperts),
-            false => Ok(Recorder::new(decoder.geometry(), with_logits)),
+        if decoder.may_skip_experts() {
+            Err(TraceError::WithoutExperts)
+        } else {
+            Ok(Recorder::new(decoder.geometry(), with_logits))
         }
     }
 
@@ -56,8 +57,8 @@ impl Recorder {
         self.trace.capacities.push(CapacityAt { pass, slots: slots as u32, before_sequence: false });
     }
 
-    /// Records the choice of a layer, without experts that were computed from smaller copies. A pass that fails before its last
-    /// layer is left out.
+    /// Records the choice of a layer, without experts that were computed from smaller copies. A pass that fails before
+    /// its last layer is left out.
     pub fn record(&mut self, call: &MoeCall, routed: &Routed) {
         let Some(row) = self.rows[call.layer.index()] else { return };
         if row == 0 {

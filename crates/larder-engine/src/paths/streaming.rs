@@ -13,8 +13,8 @@ use larder_os::timeline;
 use crate::paths::cached_path::CachedPath;
 use crate::paths::routing::{Routing, top_k_experts};
 
-/// The fewest tokens of a step whose experts are read ahead. Fewer do not say well enough which experts the next layer will
-/// want.
+/// The fewest tokens of a step whose experts are read ahead. Fewer do not say well enough which experts the next layer
+/// will want.
 const READ_AHEAD_TOKENS: usize = 8;
 
 /// Routes, visits the cache, computes each expert as soon as it is resident, and sums in rank order.
@@ -34,8 +34,8 @@ impl StreamingPath {
         StreamingPath { routing, cache, workspace: ExpertWorkspace::new(compute), prefetch, uses: None }
     }
 
-    /// Has these experts read before the first call, hottest first, by [`read_hot`](Self::read_hot), and counts uses from now
-    /// on. `none` is the uses of no call.
+    /// Has these experts read before the first call, hottest first, by [`read_hot`](Self::read_hot), and counts uses
+    /// from now on. `none` is the uses of no call.
     pub fn start_hot(&mut self, hottest: impl IntoIterator<Item = ExpertKey>, none: ExpertUses) {
         self.cache.set_hot(hottest);
         self.uses = Some(none);

@@ -26,7 +26,8 @@ pub struct TieredPath {
     prefetch: usize,
     /// The layer whose experts on the device were begun before the host knows the choice.
     begun: Option<LayerIdx>,
-    /// Time spent only waiting for the device at the ends of layers; none where what follows is begun behind the experts.
+    /// Time spent only waiting for the device at the ends of layers; none where what follows is begun behind the
+    /// experts.
     finishing: Duration,
 }
 
@@ -52,7 +53,8 @@ impl TieredPath {
         decoder.moe_layers().try_for_each(|(layer, gate, act)| device.prepare(cache.layout(layer), act, gate, tokens))
     }
 
-    /// Has the device prepare the slots in memory for its copies, in the background. To be called when everything is loaded.
+    /// Has the device prepare the slots in memory for its copies, in the background. To be called when everything is
+    /// loaded.
     pub fn prepare_slots(&mut self) {
         self.cache.prepare_slots();
     }
@@ -67,8 +69,8 @@ impl TieredPath {
         self.cache.costs()
     }
 
-    /// Computes every expert of a call, on the CPU or on the device. Returns the weighted sums where the device has begun them; else all
-    /// outputs are in `host`.
+    /// Computes every expert of a call, on the CPU or on the device. Returns the weighted sums where the device has
+    /// begun them; else all outputs are in `host`.
     fn compute(&mut self, call: &MoeCall, routed: &Routed) -> Result<Option<Rows>, ModelError> {
         let TieredPath { cache, host, device, .. } = self;
         host.reserve_outputs(call, routed);
@@ -192,9 +194,10 @@ struct ExpertDispatch<'a> {
 impl ExpertDispatch<'_> {
     /// Begins the sums on the device, if it has the inputs and computes experts of the call.
     fn begin_sum(&mut self) -> Result<Option<Rows>, ModelError> {
-        match self.started[1] && self.call.on_device.is_some() {
-            true => self.device.begin_sum(self.call, self.routed, self.host),
-            false => Ok(None),
+        if self.started[1] && self.call.on_device.is_some() {
+            self.device.begin_sum(self.call, self.routed, self.host)
+        } else {
+            Ok(None)
         }
     }
 
@@ -205,10 +208,7 @@ impl ExpertDispatch<'_> {
     }
 
     fn finish(self) -> Result<(), ModelError> {
-        match self.started[1] {
-            true => self.device.finish(&mut |place, output| self.host.put(place, output)),
-            false => Ok(()),
-        }
+        if self.started[1] { self.device.finish(&mut |place, output| self.host.put(place, output)) } else { Ok(()) }
     }
 }
 

@@ -16,7 +16,8 @@ pub(super) const LAMBDA_MAX: f64 = 100.0;
 pub(super) const STEPS_MAX: usize = 100;
 const STEP: f64 = 0.01;
 
-/// Whether generated text breaks with a strategy that raises perplexity by this share of that of the model's own routing.
+/// Whether generated text breaks with a strategy that raises perplexity by this share of that of the model's own
+/// routing.
 pub fn text_breaks(rise: f64) -> bool {
     rise > BREAKING_RISE
 }

@@ -42,7 +42,8 @@ pub struct QualityCalibration {
     pub substituted: Vec<f64>,
     /// Loss in nats per squared weight of experts in whose place nothing is computed, by MoE row.
     pub left_out: Vec<f64>,
-    /// Loss in nats per squared weight of experts computed from smaller copies, by MoE row; empty without smaller copies.
+    /// Loss in nats per squared weight of experts computed from smaller copies, by MoE row; empty without smaller
+    /// copies.
     pub small: Vec<f64>,
     /// Bytes of a smaller copy, as a share of those of an expert.
     pub small_share: f64,

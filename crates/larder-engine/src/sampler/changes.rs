@@ -10,8 +10,8 @@ pub struct ChangedTokens {
 }
 
 impl ChangedTokens {
-    /// The tokens with a `bias`, which are in the order of ids, and behind them those of a text, in the order in which they first occur in it.
-    /// The text has these parts; its first `prompt` tokens are not part of the answer.
+    /// The tokens with a `bias`, which are in the order of ids, and behind them those of a text, in the order in which
+    /// they first occur in it. The text has these parts; its first `prompt` tokens are not part of the answer.
     pub fn collect(
         &mut self,
         changes: &LogitChanges,

@@ -198,8 +198,8 @@ impl Sampler {
         self.candidates.truncate(reached.unwrap_or(self.candidates.len()));
     }
 
-    /// Drops light candidates that are not needed for a weight of `enough`, so that few are left to be sorted: few tokens
-    /// usually hold most of the probability.
+    /// Drops light candidates that are not needed for a weight of `enough`, so that few are left to be sorted: few
+    /// tokens usually hold most of the probability.
     fn keep_heavy(&mut self, enough: f64) {
         // More than enough by what the order of a sum can change.
         let enough = enough * (1.0 + 1e-9);

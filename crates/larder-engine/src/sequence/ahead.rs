@@ -1,5 +1,6 @@
-//! Steps that run ahead: a device draws the token that a step yields and begins the step behind it, while the host still reads logits,
-//! draws, writes text, and collects launches. The host's draw counts: a step with another token is dropped.
+//! Steps that run ahead: a device draws the token that a step yields and begins the step behind it, while the host
+//! still reads logits, draws, writes text, and collects launches. The host's draw counts: a step with another token is
+//! dropped.
 
 use larder_model::{
     AheadInput, BegunStep, BestLogits, Decoder, ExpertPath, Logits, LogitsFor, ModelError, Span, Tap, TokenOrigin,
@@ -59,8 +60,8 @@ pub(super) struct AheadStep {
     token: u32,
 }
 
-/// How many steps were begun before their token was known, and how many of these were dropped: the text has another token, went back or
-/// ended, or the memory of the sequence was given back.
+/// How many steps were begun before their token was known, and how many of these were dropped: the text has another
+/// token, went back or ended, or the memory of the sequence was given back.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct AheadCounts {
     /// Steps begun.
@@ -91,8 +92,9 @@ impl Sequence {
         }
     }
 
-    /// The text ends, with the token `last` if that is not in the sequence. If the step of the last token was begun, it becomes one of the
-    /// sequence, so that recurrent states need not go back, and what follows often begins with it; a step with another token is dropped.
+    /// The text ends, with the token `last` if that is not in the sequence. If the step of the last token was begun, it
+    /// becomes one of the sequence, so that recurrent states need not go back, and what follows often begins with it; a
+    /// step with another token is dropped.
     pub fn end_ahead(&mut self, last: Option<u32>) {
         let begun = |token: Option<u32>| token.filter(|token| self.has_begun(*token));
         match self.pending() {
@@ -105,9 +107,10 @@ impl Sequence {
         self.horizon = self.tokens.len().max(self.planned);
     }
 
-    /// Computes the one pending token, if its step was begun or can be, and meanwhile begins the step behind it, if there are draws for that.
-    /// `None` if its step has to be computed as others are; then nothing has changed, but for a step that was begun, which is dropped. Where a
-    /// recurrent state has gone back for that, tokens before it are pending too.
+    /// Computes the one pending token, if its step was begun or can be, and meanwhile begins the step behind it, if
+    /// there are draws for that. `None` if its step has to be computed as others are; then nothing has changed, but for
+    /// a step that was begun, which is dropped. Where a recurrent state has gone back for that, tokens before it are
+    /// pending too.
     ///
     /// After an error the token is still pending.
     pub(crate) fn step_ahead(
@@ -155,8 +158,8 @@ impl Sequence {
         }
     }
 
-    /// The step of the one pending token, if it was begun for a choice that reads the same logits, and can be finished; any other step that was
-    /// begun is dropped.
+    /// The step of the one pending token, if it was begun for a choice that reads the same logits, and can be finished;
+    /// any other step that was begun is dropped.
     fn take_begun(&mut self, decoder: &Decoder, best: Option<&BestLogits>) -> Option<BegunStep> {
         let last = self.tokens.last().copied();
         let is_it = |ahead: &AheadStep| {
@@ -204,9 +207,10 @@ impl Sequence {
             hidden: None,
         };
         let begun = decoder.begin_step(span, input, experts, tap);
-        match begun.is_ok() {
-            true => self.cache.len = len,
-            false => _ = self.cache.truncate(len),
+        if begun.is_ok() {
+            self.cache.len = len
+        } else {
+            _ = self.cache.truncate(len)
         }
         begun
     }

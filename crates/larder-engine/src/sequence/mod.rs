@@ -89,8 +89,8 @@ impl Sequence {
         Sequence { cache, tokens, horizon, rewound, decode_from, ..Sequence::new(decoder, context) }
     }
 
-    /// What is saved of it: KV cache, the tokens in it, the length that rotary positions were computed for, and whether tokens
-    /// were dropped.
+    /// What is saved of it: KV cache, the tokens in it, the length that rotary positions were computed for, and whether
+    /// tokens were dropped.
     pub(crate) fn saved_parts(&self) -> (&KvCache, &[u32], usize, bool) {
         debug_assert!(self.ahead.is_none(), "the states of a step that was begun are not those behind the last token");
         (&self.cache, self.computed_tokens(), self.horizon, self.rewound || self.pending() > 0)
@@ -148,16 +148,16 @@ impl Sequence {
         self.cache.bytes() + self.mtp.as_ref().map_or(0, MtpState::bytes)
     }
 
-    /// How many tokens may be drafted behind the next one, at most `most`: none that make positions turn otherwise than in a step
-    /// of one token, or that cannot be dropped.
+    /// How many tokens may be drafted behind the next one, at most `most`: none that make positions turn otherwise than
+    /// in a step of one token, or that cannot be dropped.
     pub fn draft_room(&self, decoder: &Decoder, most: usize) -> usize {
         let room = most.min(self.remaining().saturating_sub(1)).min(DRAFT_MAX);
         let len = self.tokens.len() + 1;
         if decoder.rewinds_freely() && decoder.kv_valid_after_rewind(len, len + room) { room } else { 0 }
     }
 
-    /// Drops all tokens after the first `len`. The KV cache keeps those of them that it can; the others are pending again.
-    /// Returns the number of tokens that the KV cache still holds.
+    /// Drops all tokens after the first `len`. The KV cache keeps those of them that it can; the others are pending
+    /// again. Returns the number of tokens that the KV cache still holds.
     pub fn rewind(&mut self, len: usize) -> usize {
         if len < self.tokens.len() {
             self.drop_ahead();
@@ -177,9 +177,9 @@ impl Sequence {
         self.mtp = MtpState::new(decoder);
     }
 
-    /// Makes room: drops the older half of the tokens behind the first `keep`, and returns how many those are. The tokens behind
-    /// them are pending again, so that they are computed as those of a prompt of the tokens that are left. `None` for a model with
-    /// an encoder, which reads prompt and answer differently.
+    /// Makes room: drops the older half of the tokens behind the first `keep`, and returns how many those are. The
+    /// tokens behind them are pending again, so that they are computed as those of a prompt of the tokens that are
+    /// left. `None` for a model with an encoder, which reads prompt and answer differently.
     pub fn shift(&mut self, decoder: &Decoder, keep: usize) -> Result<Option<usize>, ModelError> {
         if decoder.encoder_layers() > 0 {
             return Ok(None);
@@ -247,7 +247,8 @@ impl Sequence {
         self.compute_appended(decoder, experts, tokens, NextChoice::default(), tap).map(Logits::into_all)
     }
 
-    /// Computes what was appended last, and returns the logits of it that are asked for, or those that the `choice` behind it reads.
+    /// Computes what was appended last, and returns the logits of it that are asked for, or those that the `choice`
+    /// behind it reads.
     ///
     /// After an error the sequence is as before the append.
     pub(crate) fn compute_appended(
@@ -263,16 +264,13 @@ impl Sequence {
             let choice = if logits.is_empty() { choice } else { NextChoice::default() };
             let result = self.compute_next(decoder, experts, tokens, choice, tap);
             let new = result.inspect_err(|_| _ = self.rewind(tokens.from))?;
-            logits = match logits.is_empty() {
-                true => new,
-                false => [logits.into_all(), new.into_all()].concat().into(),
-            };
+            logits = if logits.is_empty() { new } else { [logits.into_all(), new.into_all()].concat().into() };
         }
         Ok(logits)
     }
 
-    /// Computes one chunk of pending tokens. Those before the appended `tokens`, which are pending again, are not observed and have
-    /// no logits. The logits that the `choice` reads are enough if it is the last chunk.
+    /// Computes one chunk of pending tokens. Those before the appended `tokens`, which are pending again, are not
+    /// observed and have no logits. The logits that the `choice` reads are enough if it is the last chunk.
     fn compute_next(
         &mut self,
         decoder: &Decoder,
@@ -335,7 +333,8 @@ impl Sequence {
         self.cache.len <= self.decode_from
     }
 
-    /// The rows of the layer for multi-token prediction whose hidden states and tokens are known; `None` if there are none.
+    /// The rows of the layer for multi-token prediction whose hidden states and tokens are known; `None` if there are
+    /// none.
     pub(crate) fn mtp_span(&mut self) -> Option<(Span<'_>, &[f32])> {
         let origin = TokenOrigin { sequence: self.number, phase: TokenPhase::Prefill };
         let mtp = self.mtp.as_mut().filter(|mtp| mtp.known(self.tokens.len()) > 0)?;
@@ -345,10 +344,7 @@ impl Sequence {
     /// Ends a pass over [`mtp_span`](Self::mtp_span), which has failed if not `done`.
     pub(crate) fn mtp_pass_is_over(&mut self, done: bool) {
         let Some(mtp) = &mut self.mtp else { return };
-        match done {
-            true => mtp.computed(mtp.known(self.tokens.len())),
-            false => mtp.discard_failed(),
-        }
+        if done { mtp.computed(mtp.known(self.tokens.len())) } else { mtp.discard_failed() }
     }
 
     /// The tokens, and the model's own layer for multi-token prediction, if it is used.
@@ -375,9 +371,10 @@ impl Sequence {
 
     /// Whether the KV cache is valid for a sequence of `horizon` tokens.
     fn kv_is_valid(&self, decoder: &Decoder, horizon: usize) -> bool {
-        match self.rewound {
-            true => decoder.kv_valid_after_rewind(self.horizon, horizon),
-            false => decoder.kv_valid_after_growth(self.horizon, horizon),
+        if self.rewound {
+            decoder.kv_valid_after_rewind(self.horizon, horizon)
+        } else {
+            decoder.kv_valid_after_growth(self.horizon, horizon)
         }
     }
 

@@ -8,15 +8,17 @@ use crate::mtp_state::OwnLayer;
 use crate::sequence::Sequence;
 use crate::token_input::TokenInput;
 
-/// A draft ends before a token that the draft model itself finds less likely than this: about the time that a drafted token takes,
-/// of that of a step, where drafts pay.
+/// A draft ends before a token that the draft model itself finds less likely than this: about the time that a drafted
+/// token takes, of that of a step, where drafts pay.
 pub(super) const LEAST_PROBABILITY: f32 = 0.2;
-/// Logits this far below the largest add nothing to the sum of probabilities: less than a millionth for a token in a thousand.
+/// Logits this far below the largest add nothing to the sum of probabilities: less than a millionth for a token in a
+/// thousand.
 const NEGLIGIBLE: f32 = 20.0;
 /// Stands for tokens of the text that the draft model does not have.
 const STAND_IN: u32 = 0;
 
-/// A decoder with its experts that drafts tokens, and its sequence. That follows any text: it keeps what both have in common.
+/// A decoder with its experts that drafts tokens, and its sequence. That follows any text: it keeps what both have in
+/// common.
 pub struct DraftModel<P> {
     decoder: Decoder,
     experts: P,
@@ -27,8 +29,8 @@ pub struct DraftModel<P> {
 }
 
 impl<P: ExpertPath> DraftModel<P> {
-    /// A draft model for texts of up to `context` tokens, or its own context if that is less, and a target whose vocabulary has
-    /// `target_vocab` tokens. Prompts are computed in pieces of `prefill_tokens`.
+    /// A draft model for texts of up to `context` tokens, or its own context if that is less, and a target whose
+    /// vocabulary has `target_vocab` tokens. Prompts are computed in pieces of `prefill_tokens`.
     pub fn new(decoder: Decoder, experts: P, context: usize, prefill_tokens: usize, target_vocab: usize) -> Self {
         let sequence = Sequence::new(&decoder, context).with_prefill_tokens(prefill_tokens);
         let vocab = decoder.vocab().min(target_vocab);
@@ -40,7 +42,8 @@ impl<P: ExpertPath> DraftModel<P> {
         DraftModel { least_probability: probability, ..self }
     }
 
-    /// Keeps the tokens of the sequence that are those before the last of `text`, and returns those of the text that follow.
+    /// Keeps the tokens of the sequence that are those before the last of `text`, and returns those of the text that
+    /// follow.
     fn rewind_to(&mut self, text: TextSoFar) -> Vec<u32> {
         let vocab = self.decoder.vocab();
         let known = |id: &u32| if (*id as usize) < vocab { *id } else { STAND_IN };

@@ -45,8 +45,8 @@ impl PromptLookup {
         PromptLookup { least, ..PromptLookup::default() }
     }
 
-    /// The place in a sequence whose preceding tokens are the longest match of those at the end; of equally long ones the newest.
-    /// The sequence has the tokens `before` and then `last`, and begins with that of the last call.
+    /// The place in a sequence whose preceding tokens are the longest match of those at the end; of equally long ones
+    /// the newest. The sequence has the tokens `before` and then `last`, and begins with that of the last call.
     pub fn find(&mut self, before: &[u32], last: u32) -> Option<EarlierPlace<'_>> {
         self.tokens.extend_from_slice(&before[self.tokens.len()..]);
         self.tokens.push(last);

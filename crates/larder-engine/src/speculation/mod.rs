@@ -1,6 +1,6 @@
-//! Speculation (speculative decoding): drafts the tokens that follow and computes several in one step. The sampler draws each
-//! token from the logits that it would have without draft tokens, so that the text is the same; a token that differs from its draft
-//! ends the step, and what was computed behind it is dropped.
+//! Speculation (speculative decoding): drafts the tokens that follow and computes several in one step. The sampler
+//! draws each token from the logits that it would have without draft tokens, so that the text is the same; a token that
+//! differs from its draft ends the step, and what was computed behind it is dropped.
 
 mod draft_model;
 mod lookup;
@@ -39,8 +39,8 @@ pub enum Speculation {
     Draft,
     /// The model's own layer for multi-token prediction, always.
     Mtp,
-    /// Prompt lookup, and that layer and a draft model if there are any, each as long as a token takes less time with it than
-    /// without.
+    /// Prompt lookup, and that layer and a draft model if there are any, each as long as a token takes less time with
+    /// it than without.
     Auto,
 }
 
@@ -141,8 +141,8 @@ impl Speculator {
         Speculator { sources, plain, asked: None, counts: DraftCounts::default(), untimed: false }
     }
 
-    /// Drafts at most `room` tokens behind `text`, which begins with that of the last call. `own` is the model's layer for
-    /// multi-token prediction, if it is used. It and a draft model ask `tap` whether they may go on.
+    /// Drafts at most `room` tokens behind `text`, which begins with that of the last call. `own` is the model's layer
+    /// for multi-token prediction, if it is used. It and a draft model ask `tap` whether they may go on.
     pub fn draft(
         &mut self,
         text: TextSoFar,
@@ -165,7 +165,8 @@ impl Speculator {
         Ok(Vec::new())
     }
 
-    /// Whether there is something to draft behind `text`, for a step that has no draft tokens because it was begun before its token was known.
+    /// Whether there is something to draft behind `text`, for a step that has no draft tokens because it was begun
+    /// before its token was known.
     pub fn could_draft(&mut self, text: TextSoFar, room: usize, own: Option<OwnLayer>) -> bool {
         self.asked = None;
         let plain = self.plain.is_due();
@@ -175,7 +176,8 @@ impl Speculator {
         self.sources.iter_mut().any(could)
     }
 
-    /// A step took `time`, with the drafting before it, and had `drafts` draft tokens, of which `accepted` were accepted.
+    /// A step took `time`, with the drafting before it, and had `drafts` draft tokens, of which `accepted` were
+    /// accepted.
     pub fn stepped(&mut self, drafts: usize, accepted: usize, time: Duration) {
         let DraftCounts { steps, drafted, accepted: all } = &mut self.counts;
         (*steps, *drafted, *all) = (*steps + usize::from(drafts > 0), *drafted + drafts, *all + accepted);
@@ -200,8 +202,8 @@ impl Speculator {
     }
 }
 
-/// The logits of a step: a row for its first token, and one for each draft behind that. A row is used when the draft tokens before
-/// it are confirmed.
+/// The logits of a step: a row for its first token, and one for each draft behind that. A row is used when the draft
+/// tokens before it are confirmed.
 #[derive(Default)]
 pub struct DraftedStep {
     logits: Logits,

@@ -1,4 +1,5 @@
-//! Multi-token prediction (MTP): the model's own layer behind its last one drafts tokens from the hidden states of the text.
+//! Multi-token prediction (MTP): the model's own layer behind its last one drafts tokens from the hidden states of the
+//! text.
 
 use larder_model::{ModelError, Tap};
 
@@ -7,7 +8,8 @@ use super::draft_model::{LEAST_PROBABILITY, likeliest};
 use super::source::{Draft, DraftSource, TextSoFar};
 use crate::mtp_state::OwnLayer;
 
-/// Drafts with the layer for multi-token prediction. For further tokens than the first, the layer reads its own hidden states.
+/// Drafts with the layer for multi-token prediction. For further tokens than the first, the layer reads its own hidden
+/// states.
 pub struct MtpSource;
 
 impl DraftSource for MtpSource {

@@ -91,8 +91,8 @@ impl Pace {
         self.drafts
     }
 
-    /// A step in which `accepted` of `drafts` draft tokens of the source were accepted took `time`, with the drafting; of those
-    /// asked for, the source may have drafted none.
+    /// A step in which `accepted` of `drafts` draft tokens of the source were accepted took `time`, with the drafting;
+    /// of those asked for, the source may have drafted none.
     pub fn drafted_step(&mut self, drafts: usize, accepted: usize, time: Duration, plain: &mut PlainSteps) {
         plain.drafted += 1;
         self.drafted.add(1 + accepted, time);
@@ -124,8 +124,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Runs `opportunities`; a step of n draft tokens takes `cost(n)` and has `accepts(n)` of them accepted. Returns the tokens drafted, those
-    /// that were accepted, and all time.
+    /// Runs `opportunities`; a step of n draft tokens takes `cost(n)` and has `accepts(n)` of them accepted. Returns
+    /// the tokens drafted, those that were accepted, and all time.
     fn run(
         (plain, pace): &mut (PlainSteps, Pace),
         opportunities: usize,

@@ -6,19 +6,20 @@ use larder_model::{ModelError, Tap};
 
 use crate::mtp_state::OwnLayer;
 
-/// A source of draft tokens: prompt lookup, a [`DraftModel`](super::DraftModel), or the model's own layer for multi-token prediction.
+/// A source of draft tokens: prompt lookup, a [`DraftModel`](super::DraftModel), or the model's own layer for
+/// multi-token prediction.
 ///
-/// A source says what may follow, and nothing depends on it but time: draft tokens are verified, so any token of the vocabulary is
-/// a valid draft. The [`Speculator`](super::Speculator) asks for no more tokens than are at hand, have room in the sequence, and are
-/// worth their time. It does not say which of them were accepted: the next text shows it.
+/// A source says what may follow, and nothing depends on it but time: draft tokens are verified, so any token of the
+/// vocabulary is a valid draft. The [`Speculator`](super::Speculator) asks for no more tokens than are at hand, have
+/// room in the sequence, and are worth their time. It does not say which of them were accepted: the next text shows it.
 pub trait DraftSource: Send {
-    /// The most tokens that can be drafted behind `text`; 0 if nothing is known of what follows. Takes no time worth counting.
-    /// `own` is the model's layer for multi-token prediction, if it is used.
+    /// The most tokens that can be drafted behind `text`; 0 if nothing is known of what follows. Takes no time worth
+    /// counting. `own` is the model's layer for multi-token prediction, if it is used.
     fn at_hand(&mut self, text: TextSoFar, own: Option<&OwnLayer>) -> usize;
 
-    /// Drafts at most `most` tokens behind the `text` that [`at_hand`](Self::at_hand) was asked about last, and fewer if it is not
-    /// sure of the others. `most` is at least 1, and no more than are at hand. The time that this takes counts, and `tap`
-    /// may end it.
+    /// Drafts at most `most` tokens behind the `text` that [`at_hand`](Self::at_hand) was asked about last, and fewer
+    /// if it is not sure of the others. `most` is at least 1, and no more than are at hand. The time that this takes
+    /// counts, and `tap` may end it.
     fn draft(
         &mut self,
         text: TextSoFar,

@@ -132,10 +132,13 @@ impl Shared {
     }
 
     fn listing(&self) -> serde_json::Value {
-        let of = |(name, bytes): (&String, &Vec<u8>)| match is_large(name) {
-            true => json!({"rfilename": name, "size": bytes.len(), "blobId": "f".repeat(40),
-                           "lfs": {"sha256": sha256(bytes), "size": bytes.len(), "pointerSize": 130}}),
-            false => json!({"rfilename": name, "size": bytes.len(), "blobId": blob(bytes)}),
+        let of = |(name, bytes): (&String, &Vec<u8>)| {
+            if is_large(name) {
+                json!({"rfilename": name, "size": bytes.len(), "blobId": "f".repeat(40),
+                           "lfs": {"sha256": sha256(bytes), "size": bytes.len(), "pointerSize": 130}})
+            } else {
+                json!({"rfilename": name, "size": bytes.len(), "blobId": blob(bytes)})
+            }
         };
         json!({"id": "o/n", "sha": COMMIT, "siblings": self.files.iter().map(of).collect::<Vec<_>>()})
     }

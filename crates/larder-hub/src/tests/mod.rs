@@ -76,9 +76,10 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
         for path in fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()) {
-            match path.is_dir() {
-                true => folders.push(path),
-                false => drop(found.insert(path.strip_prefix(root).unwrap().to_owned(), fs::read(&path).unwrap())),
+            if path.is_dir() {
+                folders.push(path)
+            } else {
+                drop(found.insert(path.strip_prefix(root).unwrap().to_owned(), fs::read(&path).unwrap()))
             }
         }
     }
@@ -194,9 +195,8 @@ fn interrupted_transfers_are_resumed() {
 #[test]
 fn a_stalled_transfer_is_resumed() {
     let name = format!("/cdn/{}", shard(1));
-    let server = survives(move |request, _| match request.path == name && request.range.is_none() {
-        true => ScriptedReply::Stall(4000),
-        false => ScriptedReply::Normal,
+    let server = survives(move |request, _| {
+        if request.path == name && request.range.is_none() { ScriptedReply::Stall(4000) } else { ScriptedReply::Normal }
     });
     assert!(server.ranges(&shard(1)).iter().flatten().any(|range| range.starts_with("bytes=4000")));
 }
@@ -219,9 +219,8 @@ fn wrong_files_are_downloaded_once_more_and_then_refused() {
         true if WRONG_ONCE.lock().unwrap().replace(()).is_none() => ScriptedReply::Corrupt,
         _ => ScriptedReply::Normal,
     });
-    let error = fails(move |request, _| match request.path == path && request.range.is_none() {
-        true => ScriptedReply::Corrupt,
-        false => ScriptedReply::Normal,
+    let error = fails(move |request, _| {
+        if request.path == path && request.range.is_none() { ScriptedReply::Corrupt } else { ScriptedReply::Normal }
     });
     assert!(error.contains("was wrong twice") && error.contains(&shard(3)), "{error}");
     let small =
@@ -292,11 +291,13 @@ fn permanent_errors_are_reported() {
     assert!(fails(|_, _| ScriptedReply::Status(418, "")).contains("418"));
     assert!(fails(at_weights(ScriptedReply::Status(503, ""))).contains("503"));
     assert!(fails(at_weights(ScriptedReply::Truncate(0))).contains("model-0000"));
-    let wrong_length =
-        |request: &RecordedRequest, _: usize| match request.path.starts_with("/cdn/") && request.range.is_none() {
-            true => ScriptedReply::WrongLength,
-            false => ScriptedReply::Normal,
-        };
+    let wrong_length = |request: &RecordedRequest, _: usize| {
+        if request.path.starts_with("/cdn/") && request.range.is_none() {
+            ScriptedReply::WrongLength
+        } else {
+            ScriptedReply::Normal
+        }
+    };
     assert!(fails(wrong_length).contains("expected was"));
 }
 
@@ -368,9 +369,12 @@ fn a_lost_shard_makes_its_file_download_again() {
 /// Stops a download with a conversion at its last file.
 fn stopped(dir: &Path) {
     let last = format!("/cdn/{}", shard(SHARDS));
-    let refuse = move |request: &RecordedRequest, _: usize| match request.path == last && request.range.is_none() {
-        true => ScriptedReply::Status(403, ""),
-        false => ScriptedReply::Normal,
+    let refuse = move |request: &RecordedRequest, _: usize| {
+        if request.path == last && request.range.is_none() {
+            ScriptedReply::Status(403, "")
+        } else {
+            ScriptedReply::Normal
+        }
     };
     let server = FakeHub::start(files(), None, Box::new(refuse));
     fetch(&server.endpoint(), None, dir).unwrap_err();
@@ -446,9 +450,12 @@ fn a_killed_process_is_resumed() {
     let server = FakeHub::start(
         files(),
         None,
-        Box::new(move |request, before| match request.path == at && request.range.is_none() && before < 2 {
-            true => ScriptedReply::Stall(6000),
-            false => ScriptedReply::Normal,
+        Box::new(move |request, before| {
+            if request.path == at && request.range.is_none() && before < 2 {
+                ScriptedReply::Stall(6000)
+            } else {
+                ScriptedReply::Normal
+            }
         }),
     );
     let dir = tempfile::tempdir().unwrap();

@@ -80,9 +80,10 @@ impl IndexArgs<'_> {
             products.multiply(positions.clone(), &x[..of.len()], &mut sums[..of.len()], &mut widened, |rows, sums| {
                 for (weight, sums) in weights.iter().zip(sums) {
                     let scored = scores[rows.clone()].iter_mut().zip(sums);
-                    match rectified {
-                        true => scored.for_each(|(score, sum)| *score += weight * positive(sum * scale)),
-                        false => scored.for_each(|(score, sum)| *score += weight * (sum * scale)),
+                    if rectified {
+                        scored.for_each(|(score, sum)| *score += weight * positive(sum * scale))
+                    } else {
+                        scored.for_each(|(score, sum)| *score += weight * (sum * scale))
                     }
                 }
             });

@@ -54,8 +54,8 @@ impl<'a> KvTensor<'a> {
         (start / len..end.div_ceil(len)).map(move |page| start.max(page * len)..end.min((page + 1) * len))
     }
 
-    /// The positions in parts that lie in one page each and, in `q8_0`, have at most [`ROW_GROUP`] positions, so that they can
-    /// be widened.
+    /// The positions in parts that lie in one page each and, in `q8_0`, have at most [`ROW_GROUP`] positions, so that
+    /// they can be widened.
     pub(super) fn parts(&self, positions: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
         let most = if self.kind.is_float() { self.page_len } else { ROW_GROUP };
         let split =
@@ -109,8 +109,8 @@ pub struct AttentionArgs<'a, T = KvTensor<'a>> {
 /// A relative position bias: an addition to each score that depends on its head and on the distance from query to key.
 #[derive(Clone, Copy)]
 pub struct DistanceBias<'a> {
-    /// `[heads, 2 · reach + 1]`: for keys from `reach` positions before the query to `reach` after it. Keys further away
-    /// have the value at that end.
+    /// `[heads, 2 · reach + 1]`: for keys from `reach` positions before the query to `reach` after it. Keys further
+    /// away have the value at that end.
     pub values: &'a [f32],
     /// The distance beyond which the value does not change.
     pub reach: usize,

@@ -1,12 +1,12 @@
 //! Softmax attention of queries over the KV cache.
 //!
-//! The positions that a query sees are taken in position tiles, which begin at multiples of [`TILE_POSITIONS`]. Within a tile, scores
-//! are turned into powers, and the values are summed in the order of their positions, each weighted by its power; then the tiles are
-//! added up in order (`softmax.rs`). So threads can share the positions of a long context, and the result of a query depends
-//! only on the query and on the positions that it sees.
+//! The positions that a query sees are taken in position tiles, which begin at multiples of [`TILE_POSITIONS`]. Within
+//! a tile, scores are turned into powers, and the values are summed in the order of their positions, each weighted by
+//! its power; then the tiles are added up in order (`softmax.rs`). So threads can share the positions of a long
+//! context, and the result of a query depends only on the query and on the positions that it sees.
 //!
-//! Keys and values are rows of floats, so the SIMD kernels for float products and weighted sums do the work. All of them
-//! give the same bits.
+//! Keys and values are rows of floats, so the SIMD kernels for float products and weighted sums do the work. All of
+//! them give the same bits.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -31,7 +31,8 @@ pub use kv_tensor::{AttentionArgs, AttentionTask, DistanceBias, KvPages, KvTenso
 use query_tile::{POWERS, QueryTile, common, scratch_bytes, tiles_of};
 use softmax::Powers;
 
-/// Positions of a position tile, the first of which is a multiple of this number. A part of the definition of attention.
+/// Positions of a position tile, the first of which is a multiple of this number. A part of the definition of
+/// attention.
 pub const TILE_POSITIONS: usize = 512;
 
 /// Units of work per thread, so that other threads can take over the share of a thread that is delayed.
@@ -54,8 +55,8 @@ thread_local! {
     static SHARED: RefCell<Shared> = RefCell::default();
 }
 
-/// Bytes of the buffers of attention on `threads` threads for queries that see up to `positions` positions, of keys and values
-/// up to `width` wide; whatever the number of queries.
+/// Bytes of the buffers of attention on `threads` threads for queries that see up to `positions` positions, of keys and
+/// values up to `width` wide; whatever the number of queries.
 pub fn attention_scratch_bytes(positions: usize, width: usize, threads: usize) -> usize {
     let tiles = positions.div_ceil(TILE_POSITIONS).saturating_add(1);
     let partial = (UNITS_PER_THREAD * TILE * size_of::<f32>()).saturating_mul(tiles).saturating_mul(width + POWERS);
@@ -64,8 +65,8 @@ pub fn attention_scratch_bytes(positions: usize, width: usize, threads: usize) -
     threads.saturating_mul(partial.saturating_add(scratch_bytes(width)))
 }
 
-/// Attention for a batch of sequences. Into `out [queries, heads, values.width]` of each: for each query and head the sum of the
-/// values, weighted by the softmax of `scale · (query · key)`.
+/// Attention for a batch of sequences. Into `out [queries, heads, values.width]` of each: for each query and head the
+/// sum of the values, weighted by the softmax of `scale · (query · key)`.
 ///
 /// It is one fork-join: where threads share the positions of a query, the last of them adds up.
 /// The result of a query depends neither on the rest of the batch, nor on the size of pages or the number of threads.
@@ -96,7 +97,8 @@ struct Division {
     query_tiles: usize,
     /// Numbers of the position tiles that any query sees.
     position_tiles: Range<usize>,
-    /// Parts that the position tiles are divided into. With more than one, the results of all tiles are stored, to be merged.
+    /// Parts that the position tiles are divided into. With more than one, the results of all tiles are stored, to be
+    /// merged.
     parts: usize,
     /// Floats of the results of a query tile for a position tile.
     partial_len: usize,
@@ -185,8 +187,8 @@ impl<'a, 'b> Tasks<'a, 'b> {
     /// The arguments and the output of a task.
     fn get(&self, index: usize) -> (&AttentionArgs<'a>, Disjoint<'_, f32>) {
         assert!(index < self.len, "a task number beyond the batch");
-        // SAFETY: inside the slice, which is borrowed while this value lives; there is no unique reference to it, and none to the
-        // values of the output is created here.
+        // SAFETY: inside the slice, which is borrowed while this value lives; there is no unique reference to it, and
+        // none to the values of the output is created here.
         unsafe { (&(*self.first.add(index)).args, Disjoint::from_raw(&raw mut *(*self.first.add(index)).out)) }
     }
 }
@@ -241,7 +243,8 @@ impl<'b> SharedTasks<'_, 'b> {
             // SAFETY: every pair of query and head is in one query tile, and their ranges of the output do not overlap.
             let (mut softmax, out) = unsafe { tile.begin(i, &out) };
             for at in tiles_of(&tile.seen(i)) {
-                // SAFETY: only this unit uses the results of the query tile: all that stored them have counted down before.
+                // SAFETY: only this unit uses the results of the query tile: all that stored them have counted down
+                // before.
                 let (values, powers) = unsafe { self.partial_result(task, number, at) }.split_at(tile.count * width);
                 let powers = Powers { max: powers[POWERS * i], sum: powers[POWERS * i + 1] };
                 softmax.add(powers, &values[i * width..][..width], out);

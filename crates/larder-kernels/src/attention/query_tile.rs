@@ -118,8 +118,8 @@ impl QueryTile<'_> {
         }
     }
 
-    /// Attention to the positions `visible`, which are those in one position tile that any pair sees: into `sums` the values
-    /// of each pair, weighted by its powers. Pairs that see none of the positions are not computed.
+    /// Attention to the positions `visible`, which are those in one position tile that any pair sees: into `sums` the
+    /// values of each pair, weighted by its powers. Pairs that see none of the positions are not computed.
     fn attend(&self, visible: Range<usize>, buffers: &mut Scores, sums: &mut [&mut [f32]]) -> [Powers; TILE] {
         let AttentionArgs { values, bias, .. } = *self.args;
         self.score(visible.clone(), buffers);
@@ -143,13 +143,14 @@ impl QueryTile<'_> {
         found
     }
 
-    /// Adds the values at the positions `part`, whose rows these are, to the sums of the pairs that see them: for those that all pairs
-    /// see in one go, for others pair by pair.
+    /// Adds the values at the positions `part`, whose rows these are, to the sums of the pairs that see them: for those
+    /// that all pairs see in one go, for others pair by pair.
     fn add_values(&self, rows: StridedRows, part: Range<usize>, weights: &Weights, sums: &mut [&mut [f32]]) {
         let seen_by_all = (0..self.count).fold(part.clone(), |all, i| common(&all, &self.seen(i)));
-        let [before, behind] = match seen_by_all.is_empty() {
-            true => [part.clone(), part.end..part.end],
-            false => [part.start..seen_by_all.start, seen_by_all.end..part.end],
+        let [before, behind] = if seen_by_all.is_empty() {
+            [part.clone(), part.end..part.end]
+        } else {
+            [part.start..seen_by_all.start, seen_by_all.end..part.end]
         };
         self.add_apart(rows, part.start, before, weights, sums);
         if !seen_by_all.is_empty() {

@@ -16,8 +16,9 @@ pub struct RowProducts<'a> {
 }
 
 impl RowProducts<'_> {
-    /// The products of the rows at `positions` with each of `x`, of which there are as many as `sums`: calls `take` with one
-    /// group of rows after the other, counted from the first position, and their products. Rows in `q8_0` are widened into `widened`.
+    /// The products of the rows at `positions` with each of `x`, of which there are as many as `sums`: calls `take`
+    /// with one group of rows after the other, counted from the first position, and their products. Rows in `q8_0` are
+    /// widened into `widened`.
     pub fn multiply(
         &self,
         positions: Range<usize>,

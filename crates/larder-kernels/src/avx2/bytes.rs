@@ -87,8 +87,9 @@ impl ByteLanes for Avx2 {
 
     #[inline(always)]
     fn pairs(self, bytes: __m256i, k: usize) -> __m256i {
-        // SAFETY: see `Avx2`. The byte is the upper one of both 16-bit halves of a lane, of which the lower keeps the four
-        // low bits and the upper the four high ones. A product moves two bits to each byte, and what remains is masked.
+        // SAFETY: see `Avx2`. The byte is the upper one of both 16-bit halves of a lane, of which the lower keeps the
+        // four low bits and the upper the four high ones. A product moves two bits to each byte, and what remains is
+        // masked.
         unsafe {
             let twice = self.arrange(bytes, [NONE, k as i32, NONE, k as i32]);
             let four = _mm256_and_si256(twice, _mm256_set1_epi32(0xf000_0f00_u32.cast_signed()));

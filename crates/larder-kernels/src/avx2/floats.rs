@@ -129,15 +129,14 @@ unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
     }
 }
 
-/// For up to eight pairs of token and row: adds lane i + 8 to lane i, then + 4, + 2, + 1. After each step two registers of half as
-/// many sums each are joined to one.
+/// For up to eight pairs of token and row: adds lane i + 8 to lane i, then + 4, + 2, + 1. After each step two registers
+/// of half as many sums each are joined to one.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn reduce<const R: usize, const N: usize>(lanes: &[[[__m256; R]; N]; 2]) -> [[f32; R]; N] {
     const { assert!(R * N <= 8) };
-    let of = |i: usize| match i < R * N {
-        true => _mm256_add_ps(lanes[0][i / R][i % R], lanes[1][i / R][i % R]),
-        false => _mm256_setzero_ps(),
+    let of = |i: usize| {
+        if i < R * N { _mm256_add_ps(lanes[0][i / R][i % R], lanes[1][i / R][i % R]) } else { _mm256_setzero_ps() }
     };
     // The sums of pairs i and i + 4.
     let fours: [__m256; 4] = std::array::from_fn(|i| {

@@ -1,8 +1,8 @@
 //! The primitives of AVX2: eight rows in the lanes of a register.
 //!
-//! One instruction multiplies unsigned with signed bytes and adds pairs, so signed weights either have an offset, which is
-//! subtracted by way of the sums of the activations, or pass their sign to the activations. Sums of pairs stay in 16 bits as
-//! long as they cannot overflow; the step to 32 bits multiplies by the scale where that is an integer.
+//! One instruction multiplies unsigned with signed bytes and adds pairs, so signed weights either have an offset, which
+//! is subtracted by way of the sums of the activations, or pass their sign to the activations. Sums of pairs stay in 16
+//! bits as long as they cannot overflow; the step to 32 bits multiplies by the scale where that is an integer.
 #![allow(unsafe_code)]
 // The number of a token, a row or a run is the index of several arrays.
 #![allow(clippy::needless_range_loop)]
@@ -19,7 +19,8 @@ use crate::simd::byte_lanes::ByteLanes;
 use crate::simd::tile::TokenBlocks;
 use crate::simd::{Simd, Task};
 
-/// Shows that this processor has AVX2 and F16C, which is why every block of `unsafe` here is sound that has no other reason.
+/// Shows that this processor has AVX2 and F16C, which is why every block of `unsafe` here is sound that has no other
+/// reason.
 #[derive(Clone, Copy)]
 pub struct Avx2(());
 
@@ -48,8 +49,8 @@ impl Avx2 {
         }
     }
 
-    /// The dot products of `len` runs from number `first` on, whose bytes are at most `MAX`, each sum of pairs times the
-    /// factor in both halves of its lane.
+    /// The dot products of `len` runs from number `first` on, whose bytes are at most `MAX`, each sum of pairs times
+    /// the factor in both halves of its lane.
     #[inline(always)]
     fn scaled<const MAX: u8, const N: usize>(
         self,
@@ -465,11 +466,12 @@ impl Simd for Avx2 {
     }
 }
 
-/// Prefetches bytes into the second-level cache; the hardware prefetcher does not cross the end of a row or a page. Into the
-/// first level large blocks come at a lower rate, probably because it has fewer buffers for lines on their way.
+/// Prefetches bytes into the second-level cache; the hardware prefetcher does not cross the end of a row or a page.
+/// Into the first level large blocks come at a lower rate, probably because it has fewer buffers for lines on their
+/// way.
 ///
-/// As assembly that may write memory, so that it stays between the loads before and behind it: the compiler would move all the
-/// prefetches of a large block to its end.
+/// As assembly that may write memory, so that it stays between the loads before and behind it: the compiler would move
+/// all the prefetches of a large block to its end.
 #[inline(always)]
 pub fn prefetch(bytes: *const u8, len: usize) {
     for line in (0..len).step_by(64) {

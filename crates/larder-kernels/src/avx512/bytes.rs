@@ -98,8 +98,8 @@ impl ByteLanes for Avx512 {
 
     #[inline(always)]
     fn pairs(self, bytes: __m512i, k: usize) -> __m512i {
-        // SAFETY: see `Avx512`. Of four copies of a byte, the upper byte of each 16-bit half of a lane keeps four bits, the
-        // low ones in the lower half. A product moves two bits to each byte, and what remains is masked.
+        // SAFETY: see `Avx512`. Of four copies of a byte, the upper byte of each 16-bit half of a lane keeps four bits,
+        // the low ones in the lower half. A product moves two bits to each byte, and what remains is masked.
         unsafe {
             let four = _mm512_and_si512(self.four_times(bytes, k), _mm512_set1_epi32(0xf000_0f00_u32.cast_signed()));
             let moved = _mm512_mulhi_epu16(four, _mm512_set1_epi32((1024 + 16) << 16 | (16384 + 256)));

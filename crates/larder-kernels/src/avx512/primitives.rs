@@ -22,8 +22,8 @@ use crate::simd::{Simd, Task};
 /// Lanes of a register.
 const LANES: usize = 2 * ROW_GROUP;
 
-/// Shows that this processor has AVX-512 F, BW, VL and VNNI, and what came before (AVX2, F16C), which is why every block of
-/// `unsafe` here is sound that has no other reason.
+/// Shows that this processor has AVX-512 F, BW, VL and VNNI, and what came before (AVX2, F16C), which is why every
+/// block of `unsafe` here is sound that has no other reason.
 #[derive(Clone, Copy)]
 pub struct Avx512(());
 

@@ -1,6 +1,6 @@
 //! `iq1_m`: 256 values in groups of sixteen; 32 bytes that choose eight values each from the code book of `iq1_s`,
-//! sixteen with a nibble for each choice (three more bits, and the sign of the eighth by which its values are moved), and
-//! four times two bytes with 3-bit scales of four groups and, above them, four bits of the f16 scale of the scales.
+//! sixteen with a nibble for each choice (three more bits, and the sign of the eighth by which its values are moved),
+//! and four times two bytes with 3-bit scales of four groups and, above them, four bits of the f16 scale of the scales.
 
 use half::f16;
 use larder_core::NumberFormat;

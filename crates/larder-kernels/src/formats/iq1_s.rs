@@ -79,7 +79,8 @@ pub fn moved_levels(entry: u32, down: usize) -> [i8; 8] {
     numbers(entry).map(|number| LEVELS[number as usize + 4 * down])
 }
 
-/// The integers of an entry of the code book, four in each run, with a 4 in every byte of `down` if they are moved down.
+/// The integers of an entry of the code book, four in each run, with a 4 in every byte of `down` if they are moved
+/// down.
 #[inline(always)]
 pub fn moved<S: Simd>(simd: S, entry: S::Bytes, down: S::Bytes) -> [S::Signed; 2] {
     let (first, last) = (simd.or(low(simd, entry), down), simd.or(high(simd, entry), down));

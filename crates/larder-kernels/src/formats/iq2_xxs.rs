@@ -1,5 +1,5 @@
-//! `iq2_xxs`: 256 values in groups of 32; an f16 scale, and for each group four bytes that choose eight values each from
-//! a code book of 256 entries, and four with four times seven signs and, in the top bits, a 4-bit scale.
+//! `iq2_xxs`: 256 values in groups of 32; an f16 scale, and for each group four bytes that choose eight values each
+//! from a code book of 256 entries, and four with four times seven signs and, in the top bits, a 4-bit scale.
 
 use larder_core::{NumberFormat, code_books};
 

@@ -1,5 +1,6 @@
-//! `nvfp4`: 64 values in groups of sixteen; four bytes that are the groups' scales, floats of three bits of mantissa, and for
-//! each group eight bytes of nibbles: the low ones are its first eight values. A nibble is a float of four bits, as in `mxfp4`.
+//! `nvfp4`: 64 values in groups of sixteen; four bytes that are the groups' scales, floats of three bits of mantissa,
+//! and for each group eight bytes of nibbles: the low ones are its first eight values. A nibble is a float of four
+//! bits, as in `mxfp4`.
 
 use larder_core::{MXFP4_LEVELS, NumberFormat, nvfp4_scale};
 

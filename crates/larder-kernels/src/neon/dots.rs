@@ -45,7 +45,8 @@ impl Dot for Sdot {
         _: usize,
         x: TokenBlocks<N>,
     ) -> [int32x4_t; N] {
-        // SAFETY: every processor has NEON, and this one has the instruction, as `self` shows. Sixteen activations are read.
+        // SAFETY: every processor has NEON, and this one has the instruction, as `self` shows. Sixteen activations are
+        // read.
         unsafe {
             for k in (first..first + len).step_by(4) {
                 let mut q = [vdupq_n_s8(0); N];

@@ -1,7 +1,8 @@
-//! Kernels for 64-bit Arm processors: with NEON, which all of them have, and with dot products of bytes where available.
+//! Kernels for 64-bit Arm processors: with NEON, which all of them have, and with dot products of bytes where
+//! available.
 //!
-//! Matrix products of bytes (i8mm), which some have as well, are not used: they take two rows and two tokens side by side,
-//! and arranging those costs as many instructions as are saved.
+//! Matrix products of bytes (i8mm), which some have as well, are not used: they take two rows and two tokens side by
+//! side, and arranging those costs as many instructions as are saved.
 //!
 //! They were checked by emulation (`scripts/check/cross.sh test`), and never timed.
 #![allow(unsafe_code)]

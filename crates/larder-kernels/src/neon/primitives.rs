@@ -1,7 +1,7 @@
 //! The primitives of NEON: four rows in the lanes of a register.
 //!
-//! Bytes are multiplied as signed ones, so signed weights need nothing, and unsigned ones stay below 128. An offset of the
-//! weights is subtracted by way of the sums of the activations.
+//! Bytes are multiplied as signed ones, so signed weights need nothing, and unsigned ones stay below 128. An offset of
+//! the weights is subtracted by way of the sums of the activations.
 #![allow(unsafe_code)]
 // The number of a token, a row or a run is the index of several arrays.
 #![allow(clippy::needless_range_loop)]
@@ -155,10 +155,8 @@ impl<D: Dot> Simd for Neon<D> {
         unsafe {
             let mut runs = [vdupq_n_u8(0); 4];
             for i in 0..4 {
-                runs[i] = match INTERLEAVED {
-                    true => vld1q_u8(blocks.run_at(first + i, 0)),
-                    false => vld1q_u8(blocks.run_at(first, i)),
-                };
+                runs[i] =
+                    if INTERLEAVED { vld1q_u8(blocks.run_at(first + i, 0)) } else { vld1q_u8(blocks.run_at(first, i)) };
             }
             if INTERLEAVED {
                 return runs;

@@ -38,11 +38,11 @@ pub struct Product<'a> {
     pub out: &'a mut [f32],
 }
 
-/// Computes all products in one fork-join. Allocates nothing, except one widened row per task where weights are quantised
-/// and activations are not.
+/// Computes all products in one fork-join. Allocates nothing, except one widened row per task where weights are
+/// quantised and activations are not.
 ///
-/// A result depends on its row and its token only: not on the other tokens, the row order, the number of threads, or the
-/// instruction set.
+/// A result depends on its row and its token only: not on the other tokens, the row order, the number of threads, or
+/// the instruction set.
 ///
 /// # Panics
 /// If a length does not fit the shapes. They are checked here, once, and nowhere below.
@@ -146,7 +146,8 @@ impl Product<'_> {
         }
     }
 
-    /// The results of some panels, whose weights are read in several places at a time, for the tokens `x` from number `first` on.
+    /// The results of some panels, whose weights are read in several places at a time, for the tokens `x` from number
+    /// `first` on.
     fn in_two_places<X, const T: usize>(
         &self,
         kernel: fn(&[Panel], &[&[X]], &mut [Sums]),
@@ -222,13 +223,14 @@ impl<'a, 'b> SharedProducts<'a, 'b> {
         self.len.checked_sub(1).map_or(0, |last| self.ends[last] as usize)
     }
 
-    /// Of task number `task` among the tasks of all products: its product, its number within that product, and the output.
+    /// Of task number `task` among the tasks of all products: its product, its number within that product, and the
+    /// output.
     fn find(&self, task: usize) -> (&Product<'a>, usize, Disjoint<'_, f32>) {
         let i = self.ends[..self.len].partition_point(|end| *end as usize <= task);
         assert!(i < self.len, "the task number is below the sum of all tasks");
         let before = i.checked_sub(1).map_or(0, |i| self.ends[i] as usize);
-        // SAFETY: inside the slice, which is borrowed while this value lives; there is no unique reference to it, and none to
-        // the values of the output is created here.
+        // SAFETY: inside the slice, which is borrowed while this value lives; there is no unique reference to it, and
+        // none to the values of the output is created here.
         let (product, out) = unsafe { (&*self.first.add(i), Disjoint::from_raw(&raw mut *(*self.first.add(i)).out)) };
         (product, task - before, out)
     }

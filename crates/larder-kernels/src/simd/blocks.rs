@@ -61,25 +61,27 @@ impl<'a, S: Simd, const INTERLEAVED: bool> Blocks<'a, S, INTERLEAVED> {
         self.parts.scale_bytes
     }
 
-    /// The address of scale `i` in the block of lane `lane`. If the rows are interleaved, the same scale of the next rows of
-    /// the panel follows.
+    /// The address of scale `i` in the block of lane `lane`. If the rows are interleaved, the same scale of the next
+    /// rows of the panel follows.
     #[inline(always)]
     pub fn scale_at(&self, i: usize, lane: usize) -> *const u8 {
         let (panel, row) = self.row(lane);
-        match INTERLEAVED {
-            true => panel.0[0].wrapping_add(self.at + self.parts.interleaved_scale(i, row)),
-            false => panel.0[row].wrapping_add(self.at + self.parts.scales_at + self.parts.scale_bytes * i),
+        if INTERLEAVED {
+            panel.0[0].wrapping_add(self.at + self.parts.interleaved_scale(i, row))
+        } else {
+            panel.0[row].wrapping_add(self.at + self.parts.scales_at + self.parts.scale_bytes * i)
         }
     }
 
-    /// The address of run `i` of four bytes in the block of lane `lane`. If the rows are interleaved, run `i` of the next
-    /// rows of the panel follows, else run `i + 1` of the same row.
+    /// The address of run `i` of four bytes in the block of lane `lane`. If the rows are interleaved, run `i` of the
+    /// next rows of the panel follows, else run `i + 1` of the same row.
     #[inline(always)]
     pub fn run_at(&self, i: usize, lane: usize) -> *const u8 {
         let (panel, row) = self.row(lane);
-        match INTERLEAVED {
-            true => panel.0[0].wrapping_add(self.at + self.parts.interleaved_four(i, row)),
-            false => panel.0[row].wrapping_add(self.at + self.parts.fours_at + 4 * i),
+        if INTERLEAVED {
+            panel.0[0].wrapping_add(self.at + self.parts.interleaved_four(i, row))
+        } else {
+            panel.0[row].wrapping_add(self.at + self.parts.fours_at + 4 * i)
         }
     }
 
@@ -124,7 +126,8 @@ impl<'a, S: Simd, const INTERLEAVED: bool> Blocks<'a, S, INTERLEAVED> {
     }
 }
 
-/// Of 16 bytes of each row with a nibble for each of 32 values: the low nibbles, which are the first 16, then the high ones.
+/// Of 16 bytes of each row with a nibble for each of 32 values: the low nibbles, which are the first 16, then the high
+/// ones.
 #[inline(always)]
 pub fn row_nibbles<S: Simd>(simd: S, runs: [S::Bytes; 4]) -> [S::Bytes; 8] {
     let [a, b, c, d] = runs;

@@ -7,7 +7,8 @@ pub trait ByteLanes: Copy {
     /// Four signed bytes of each row, in the form in which the set multiplies them.
     type Signed: Copy;
 
-    /// Every lane, an integer of 32 bits, shifted left by `left`, or right if that is negative; of that the bits of `mask`.
+    /// Every lane, an integer of 32 bits, shifted left by `left`, or right if that is negative; of that the bits of
+    /// `mask`.
     fn bits(self, bytes: Self::Bytes, left: i32, mask: u32) -> Self::Bytes;
 
     /// Bitwise or.
@@ -43,7 +44,7 @@ pub trait ByteLanes: Copy {
     /// Bytes as signed integers.
     fn signed(self, bytes: Self::Bytes) -> Self::Signed;
 
-    /// Signed bytes, −127 to 127, of which those are negated whose bit is set in the bits `4 · k` to `4 · k + 3` of the lane
-    /// of `signs`.
+    /// Signed bytes, −127 to 127, of which those are negated whose bit is set in the bits `4 · k` to `4 · k + 3` of the
+    /// lane of `signs`.
     fn negated(self, bytes: Self::Signed, signs: Self::Bytes, k: usize) -> Self::Signed;
 }

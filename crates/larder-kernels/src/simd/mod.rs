@@ -1,11 +1,12 @@
 //! Products with quantised weights and weighted sums of floats, written once for all instruction sets.
 //!
-//! A format's decoding (in `formats/`) is generic over [`Simd`], the primitives of an instruction set: every lane of 32 bits
-//! of a vector belongs to a row, and a load brings four consecutive bytes of each row, which are multiplied with the same
-//! four activations in all lanes. So nothing is summed across lanes, and the order of additions is the definition's.
+//! A format's decoding (in `formats/`) is generic over [`Simd`], the primitives of an instruction set: every lane of 32
+//! bits of a vector belongs to a row, and a load brings four consecutive bytes of each row, which are multiplied with
+//! the same four activations in all lanes. So nothing is summed across lanes, and the order of additions is the
+//! definition's.
 //!
-//! All functions on the way from [`Simd::run`] to an instruction are `#[inline(always)]`, so that they are compiled for the
-//! instruction set, and free of closures, which would not be.
+//! All functions on the way from [`Simd::run`] to an instruction are `#[inline(always)]`, so that they are compiled for
+//! the instruction set, and free of closures, which would not be.
 
 pub mod blocks;
 pub mod byte_lanes;

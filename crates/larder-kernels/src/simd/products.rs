@@ -99,8 +99,8 @@ struct Rest<'a> {
     first: usize,
 }
 
-/// Computes up to `G` groups of `N` tokens, and returns how many tokens that were. A group may be filled up with the last
-/// token, but no second one is begun for half of its tokens or fewer.
+/// Computes up to `G` groups of `N` tokens, and returns how many tokens that were. A group may be filled up with the
+/// last token, but no second one is begun for half of its tokens or fewer.
 fn tile<S: Simd, F: BlockFormat, const INTERLEAVED: bool, const VECTORS: usize, const N: usize, const G: usize>(
     simd: S,
     Rest { panels, x, first }: Rest,
@@ -155,8 +155,8 @@ impl<S: Simd, F: BlockFormat, const INTERLEAVED: bool, const VECTORS: usize, con
     }
 }
 
-/// Block `i` of the rows of the panels that will be read next. Where there is none it is that of the current panel, which costs less
-/// than a branch in every block.
+/// Block `i` of the rows of the panels that will be read next. Where there is none it is that of the current panel,
+/// which costs less than a branch in every block.
 #[inline(always)]
 fn next<F: BlockFormat>(panels: &[Panel; 2], i: usize) -> NextBlocks {
     let bytes = ROW_GROUP * F::KIND.block_bytes();
@@ -181,7 +181,8 @@ fn add<S: Simd, F: BlockFormat, const INTERLEAVED: bool, const VECTORS: usize, c
     tiles: &mut [Tile<S, N, G>; VECTORS],
 ) {
     let each = F::KIND.block_len() / BLOCK;
-    // SAFETY: the rows have block `i`, and all tokens have the activations that belong to it, as `check` has made sure of.
+    // SAFETY: the rows have block `i`, and all tokens have the activations that belong to it, as `check` has made sure
+    // of.
     unsafe {
         tiles[vector].go_to(i * each, each, next);
         F::add_rows(Blocks::new(simd, rows, vector * S::LANES, F::KIND, i), &mut tiles[vector]);

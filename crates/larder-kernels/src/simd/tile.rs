@@ -45,8 +45,8 @@ impl<'a, S: Simd, const N: usize, const G: usize> Tile<'a, S, N, G> {
         self.simd.store(self.sums[t / N][t % N], lanes);
     }
 
-    /// Adds `dots · (d · e)`, where `dots` are the products of the integers with block `i` of the activations and `e` is
-    /// its scale.
+    /// Adds `dots · (d · e)`, where `dots` are the products of the integers with block `i` of the activations and `e`
+    /// is its scale.
     #[inline(always)]
     pub fn add(&mut self, i: usize, w: &impl Integers<S>, d: S::Floats) {
         let simd = self.simd;
@@ -117,8 +117,8 @@ impl<'a, S: Simd, const N: usize, const G: usize> Tile<'a, S, N, G> {
         }
     }
 
-    /// Prefetches the part of the next blocks that belongs to block `i` of the activations. All lines at once would be more than a
-    /// processor can wait for: it would stop until most have come.
+    /// Prefetches the part of the next blocks that belongs to block `i` of the activations. All lines at once would be
+    /// more than a processor can wait for: it would stop until most have come.
     #[inline(always)]
     fn prefetch(&self, i: usize) {
         let lines = self.next.bytes.div_ceil(LINE);

@@ -9,8 +9,8 @@ use super::{BF16, F16, F32, Simd, Task};
 use crate::kernel_set::StridedRows;
 use crate::portable;
 
-/// Adds `factors[n][i] · rows[i]` to `out[n]`, one row after the other. Up to four outputs are computed at a time, so that a
-/// value is loaded and widened once for them, in strips of columns whose sums fit the registers of every set.
+/// Adds `factors[n][i] · rows[i]` to `out[n]`, one row after the other. Up to four outputs are computed at a time, so
+/// that a value is loaded and widened once for them, in strips of columns whose sums fit the registers of every set.
 ///
 /// # Panics
 /// If lengths do not fit.

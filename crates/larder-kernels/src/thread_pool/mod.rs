@@ -25,8 +25,8 @@ thread_local! {
 
 /// A fixed number of threads that share the tasks of one fork-join ([`run`](ThreadPool::run)) after another.
 ///
-/// The thread that calls [`run`](ThreadPool::run) works too. Tasks are claimed one by one, so a slow core does not delay
-/// the rest. Between two runs the workers spin for 50 µs and then sleep, so an idle pool takes no processor time.
+/// The thread that calls [`run`](ThreadPool::run) works too. Tasks are claimed one by one, so a slow core does not
+/// delay the rest. Between two runs the workers spin for 50 µs and then sleep, so an idle pool takes no processor time.
 pub struct ThreadPool {
     /// `None` if the pool has no workers.
     shared: Option<Arc<PoolShared>>,
@@ -61,8 +61,9 @@ larder_core::fieldwise!(PoolActivity { fork_joins, wakeups, within, waited });
 impl ThreadPool {
     /// A pool of `threads` threads (at least one), including the caller's.
     ///
-    /// With `pin`, each worker is bound to one of the performance cores that the caller may use, beginning with the second
-    /// strongest. The caller's thread is not bound, because threads that it starts later would inherit the affinity.
+    /// With `pin`, each worker is bound to one of the performance cores that the caller may use, beginning with the
+    /// second strongest. The caller's thread is not bound, because threads that it starts later would inherit the
+    /// affinity.
     ///
     /// # Errors
     /// If a thread cannot be started or cannot be bound.
@@ -117,8 +118,8 @@ impl ThreadPool {
         self.pretended.as_ref().map_or(self.workers.len() + 1, |(threads, _)| *threads)
     }
 
-    /// Sets how many of the threads work on runs from now on, at least that of the caller and at most all. The others sleep. What a
-    /// run computes does not depend on it.
+    /// Sets how many of the threads work on runs from now on, at least that of the caller and at most all. The others
+    /// sleep. What a run computes does not depend on it.
     pub fn use_threads(&self, threads: usize) {
         self.shared.iter().for_each(|shared| shared.use_threads(threads.clamp(1, self.threads())));
     }
@@ -178,8 +179,8 @@ impl ThreadPool {
 }
 
 impl ThreadPool {
-    /// Shares `values` in chunks of `chunk`, the last of which may be smaller: `task` gets the number of a chunk, and its values. Allocates
-    /// nothing.
+    /// Shares `values` in chunks of `chunk`, the last of which may be smaller: `task` gets the number of a chunk, and
+    /// its values. Allocates nothing.
     pub fn run_chunks<T: Send>(&self, values: &mut [T], chunk: usize, task: &(dyn Fn(usize, &mut [T]) + Sync)) {
         let (len, values) = (values.len(), Disjoint::new(values));
         self.run(len.div_ceil(chunk), &|number| {
@@ -189,7 +190,8 @@ impl ThreadPool {
         });
     }
 
-    /// As [`run_chunks`](Self::run_chunks), of two slices, each with the length of its chunks. The caller guarantees that they have as many.
+    /// As [`run_chunks`](Self::run_chunks), of two slices, each with the length of its chunks. The caller guarantees
+    /// that they have as many.
     pub fn run_pairs<A: Send, B: Send>(
         &self,
         (a, a_chunk): (&mut [A], usize),

@@ -1,5 +1,5 @@
-//! How long a run would take on other threads than there are: its tasks, recorded on one thread, and the fork-joins simulated with threads
-//! of stated speeds.
+//! How long a run would take on other threads than there are: its tasks, recorded on one thread, and the fork-joins
+//! simulated with threads of stated speeds.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -39,8 +39,8 @@ pub struct WakeCosts {
 }
 
 impl Default for WakeCosts {
-    /// A wake-up takes its caller 2 µs, measured on Linux, and the thread that wakes up the 20 that are the reason to spin. As many as this
-    /// pool's threads wake.
+    /// A wake-up takes its caller 2 µs, measured on Linux, and the thread that wakes up the 20 that are the reason to
+    /// spin. As many as this pool's threads wake.
     fn default() -> Self {
         let [call, latency] = [2, 20].map(Duration::from_micros);
         WakeCosts { spin: super::shared::SPIN, call, latency, wakes: WAKES }
@@ -66,7 +66,8 @@ impl SimulatedRun {
 }
 
 impl RecordedRun {
-    /// The run on threads of these speeds, where 1 is that of the recording; the first is the caller's. Tasks are claimed one by one.
+    /// The run on threads of these speeds, where 1 is that of the recording; the first is the caller's. Tasks are
+    /// claimed one by one.
     pub fn on(&self, speeds: &[f64], costs: &WakeCosts) -> SimulatedRun {
         let mut run = SimulatedRun::default();
         for RecordedForkJoin { before, tasks } in &self.fork_joins {
@@ -116,7 +117,8 @@ fn awake(threads: usize, costs: &WakeCosts) -> Vec<Duration> {
     ready
 }
 
-/// The time that this thread has computed so far, so that other programs do not count; elsewhere than on Linux the time of the day.
+/// The time that this thread has computed so far, so that other programs do not count; elsewhere than on Linux the time
+/// of the day.
 fn processor_time() -> Duration {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     {

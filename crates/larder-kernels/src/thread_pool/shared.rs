@@ -1,11 +1,12 @@
 //! The state that the threads of a pool share, and the protocol by which work passes between them.
 //!
-//! A run stores its job, then the number of `unclaimed` tasks. A thread that lowers `unclaimed` by one has claimed a task;
-//! only then does it read the job, which cannot be replaced before that task is done, because the run waits until no task
-//! is `pending`. A thread without work spins and then sleeps. A sleeper counts itself before it loads `unclaimed` for the
-//! last time, and a run counts sleepers after it has stored `unclaimed`, both sequentially consistent, so one sees the
-//! other. The same holds for the run that sleeps and the last task. A store before such a load is a swap: a processor's own
-//! store and load would do, but QEMU, which tests this for Arm on x86, lets the load overtake the store.
+//! A run stores its job, then the number of `unclaimed` tasks. A thread that lowers `unclaimed` by one has claimed a
+//! task; only then does it read the job, which cannot be replaced before that task is done, because the run waits until
+//! no task is `pending`. A thread without work spins and then sleeps. A sleeper counts itself before it loads
+//! `unclaimed` for the last time, and a run counts sleepers after it has stored `unclaimed`, both sequentially
+//! consistent, so one sees the other. The same holds for the run that sleeps and the last task. A store before such a
+//! load is a swap: a processor's own store and load would do, but QEMU, which tests this for Arm on x86, lets the load
+//! overtake the store.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -76,7 +77,8 @@ unsafe impl Send for PoolShared {}
 unsafe impl Sync for PoolShared {}
 
 impl PoolShared {
-    /// For `threads` threads. If there are fewer processors, no thread spins, since that would keep others from working.
+    /// For `threads` threads. If there are fewer processors, no thread spins, since that would keep others from
+    /// working.
     pub fn new(threads: usize) -> PoolShared {
         let oversubscribed = std::thread::available_parallelism().is_ok_and(|n| n.get() < threads);
         PoolShared {
@@ -123,8 +125,8 @@ impl PoolShared {
 
     /// The loop of a worker, whose number is at least 1: works on one run after another until shutdown.
     ///
-    /// Schedulers tend to wake a thread on the processor of its waker, and take long to notice that the two then share it;
-    /// so the worker moves off that processor by itself, to another one of the `allowed`.
+    /// Schedulers tend to wake a thread on the processor of its waker, and take long to notice that the two then share
+    /// it; so the worker moves off that processor by itself, to another one of the `allowed`.
     pub fn run_worker(&self, number: usize, allowed: &[usize]) {
         while !self.shutdown.load(Acquire) {
             self.wait_for_use(number);
@@ -145,7 +147,8 @@ impl PoolShared {
         self.used_again.notify_all();
     }
 
-    /// Changes how many threads may work. A worker that is not used any more may still claim tasks of a run that it takes part in.
+    /// Changes how many threads may work. A worker that is not used any more may still claim tasks of a run that it
+    /// takes part in.
     pub fn use_threads(&self, threads: usize) {
         let _guard = self.sleep_lock();
         self.in_use.store(threads, SeqCst);
@@ -218,7 +221,8 @@ impl PoolShared {
     fn wake(&self, wanted: usize) {
         let sleepers = self.sleepers.load(SeqCst).min(wanted).min(WAKES);
         if sleepers > 0 {
-            // A sleeper that has counted itself holds the lock until it is asleep: from here on it gets the notification.
+            // A sleeper that has counted itself holds the lock until it is asleep: from here on it gets the
+            // notification.
             drop(self.sleep_lock());
             (0..sleepers).for_each(|_| self.work_ready.notify_one());
             self.wakeups.fetch_add(sleepers as u64, Relaxed);

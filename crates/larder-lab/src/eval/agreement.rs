@@ -7,8 +7,8 @@ use larder_policy::eviction::LayerChoice;
 use larder_policy::routing::quality::{Quality, QualityMeter};
 use larder_policy::routing::{ExpertChoice, Router, RouterInput};
 
-/// A tap on a model with its own routing: makes each choice also with a strategy, and simulates the cache that the strategy
-/// would have.
+/// A tap on a model with its own routing: makes each choice also with a strategy, and simulates the cache that the
+/// strategy would have.
 pub struct ShadowRouting<'a> {
     gates: Vec<&'a Gate>,
     rows: MoeRows,
@@ -23,8 +23,8 @@ pub struct ShadowRouting<'a> {
 }
 
 impl<'a> ShadowRouting<'a> {
-    /// A tap on a model of this geometry whose layers have these `gates`. The caller guarantees that the router supports
-    /// them and that the ledger has this geometry.
+    /// A tap on a model of this geometry whose layers have these `gates`. The caller guarantees that the router
+    /// supports them and that the ledger has this geometry.
     pub fn new(geometry: &Geometry, gates: Vec<&'a Gate>, router: Box<dyn Router>, ledger: Ledger) -> Self {
         let (count, rows) = (gates.len(), MoeRows::new(geometry));
         let (assignment, meter, choice) = Default::default();

@@ -1,5 +1,6 @@
-//! The losses of leaving experts out, fitted to tokens that were computed twice: the divergence of the output is taken as a sum over
-//! layers of squared changes of weights. Each layer has a factor for each kind of change, none below zero.
+//! The losses of leaving experts out, fitted to tokens that were computed twice: the divergence of the output is taken
+//! as a sum over layers of squared changes of weights. Each layer has a factor for each kind of change, none below
+//! zero.
 
 use larder_policy::routing::{DialTable, WeightChange};
 
@@ -12,8 +13,8 @@ pub struct LossSample {
     pub loss: f64,
 }
 
-/// Samples that are added of each input alone, with the common factor of all layers: a layer of which little is known is like the
-/// others, within a factor of two.
+/// Samples that are added of each input alone, with the common factor of all layers: a layer of which little is known
+/// is like the others, within a factor of two.
 const PRIOR_SAMPLES: f64 = 10.0;
 /// A loss that every token may have, as a share of the mean: rounding differs where anything does.
 const FLOOR: f64 = 0.01;
@@ -23,9 +24,9 @@ const PASSES: usize = 400;
 const KINDS: [fn(&WeightChange) -> f64; 3] =
     [|change| change.substituted, |change| change.left_out, |change| change.small];
 
-/// The factors of a [`DialTable`], without its settings, of a model with experts in `rows` layers. Smaller copies get factors if any were
-/// computed; if experts were only substituted or only left out, the other has the same factors. `None` if neither happened, or nothing
-/// was lost.
+/// The factors of a [`DialTable`], without its settings, of a model with experts in `rows` layers. Smaller copies get
+/// factors if any were computed; if experts were only substituted or only left out, the other has the same factors.
+/// `None` if neither happened, or nothing was lost.
 pub fn fit_losses(samples: &[LossSample], rows: usize) -> Option<DialTable> {
     let happened =
         |kind: usize| samples.iter().flat_map(|sample| &sample.changes).any(|change| KINDS[kind](change) > 0.0);
@@ -53,9 +54,9 @@ pub fn fit_losses(samples: &[LossSample], rows: usize) -> Option<DialTable> {
     })
 }
 
-/// Positive factors for which `losses` are likeliest as sums of `inputs` by them, if their noise is in proportion to the sums (the
-/// divergence of Itakura and Saito, by multiplicative updates, none of which raises it). Beside the samples there are `prior` ones of
-/// each input alone, with the factors of `start`.
+/// Positive factors for which `losses` are likeliest as sums of `inputs` by them, if their noise is in proportion to
+/// the sums (the divergence of Itakura and Saito, by multiplicative updates, none of which raises it). Beside the
+/// samples there are `prior` ones of each input alone, with the factors of `start`.
 fn fit(inputs: &[Vec<f64>], losses: &[f64], start: &[f64], prior: f64) -> Vec<f64> {
     let floor = FLOOR * losses.iter().sum::<f64>() / losses.len() as f64;
     let mut factors = start.to_vec();
@@ -78,7 +79,8 @@ fn fit(inputs: &[Vec<f64>], losses: &[f64], start: &[f64], prior: f64) -> Vec<f6
     factors
 }
 
-/// How well a table predicts the losses of other samples: the ratio of the sums, predicted to true, and the correlation.
+/// How well a table predicts the losses of other samples: the ratio of the sums, predicted to true, and the
+/// correlation.
 pub fn fit_quality(samples: &[LossSample], table: &DialTable) -> (f64, f64) {
     let pairs: Vec<(f64, f64)> = samples.iter().map(|s| (table.predict(&s.changes), s.loss)).collect();
     let n = pairs.len() as f64;

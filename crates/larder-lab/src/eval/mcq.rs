@@ -22,8 +22,8 @@ pub struct Question {
     pub answer: usize,
 }
 
-/// Reads the questions of a CSV file with the columns question, four answers, and the correct answer as an index from 0 or a
-/// letter. A header is skipped.
+/// Reads the questions of a CSV file with the columns question, four answers, and the correct answer as an index from 0
+/// or a letter. A header is skipped.
 pub fn read_questions(path: &Path) -> Result<Vec<Question>, LabError> {
     let wrong = |why: String| LabError::malformed(path, why);
     let mut all = Vec::new();
@@ -44,10 +44,7 @@ pub fn read_questions(path: &Path) -> Result<Vec<Question>, LabError> {
         };
         all.push(Question { text, choices: [a, b, c, d], answer });
     }
-    match all.is_empty() {
-        true => Err(wrong("holds no questions".into())),
-        false => Ok(all),
-    }
+    if all.is_empty() { Err(wrong("holds no questions".into())) } else { Ok(all) }
 }
 
 fn place(answer: &str) -> Option<usize> {
@@ -93,8 +90,8 @@ pub struct McqPrompt {
 }
 
 impl McqPrompt {
-    /// Tokenises `prompt` followed by each letter. A tokenizer may merge the letter with the space before it, so the prompt's
-    /// tokens are those that all four have in common. `None` if the letters' tokens are not distinct.
+    /// Tokenises `prompt` followed by each letter. A tokenizer may merge the letter with the space before it, so the
+    /// prompt's tokens are those that all four have in common. `None` if the letters' tokens are not distinct.
     pub fn new<E>(prompt: &str, encode: impl Fn(&str) -> Result<Vec<u32>, E>) -> Result<Option<Self>, E> {
         let mut all = Vec::with_capacity(CHOICES);
         for letter in LETTERS {

@@ -1,7 +1,7 @@
 //! The Pareto front.
 
-/// Whether each point is on the Pareto front, smaller being better in both coordinates. Of equal points only the first is;
-/// NaN never is.
+/// Whether each point is on the Pareto front, smaller being better in both coordinates. Of equal points only the first
+/// is; NaN never is.
 pub fn pareto_front(points: &[(f64, f64)]) -> Vec<bool> {
     let is_dominated = |at: usize, (x, y): (f64, f64)| {
         points.iter().enumerate().any(|(other, (a, b))| {

@@ -126,12 +126,13 @@ impl<P: ExpertPath> RankProbe<'_, P> {
         let (before, token) = tokens.split_at(state.len);
         let span = Span { before, horizon, origin, ..Span::new(token, &mut state) };
         let logits = self.decoder.step(&mut [span], self.experts, tap)?;
-        match logits.len() > next as usize {
-            true => Ok(loss(&logits, next)),
-            false => Err(ModelError::Request(format!(
+        if logits.len() > next as usize {
+            Ok(loss(&logits, next))
+        } else {
+            Err(ModelError::Request(format!(
                 "token id {next} is out of range: the vocabulary has {} tokens",
                 logits.len()
-            ))),
+            )))
         }
     }
 }

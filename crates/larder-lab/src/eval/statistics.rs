@@ -28,8 +28,8 @@ pub fn perplexity(chunks: &[ChunkScore]) -> ChunkEstimate {
     ChunkEstimate { value: mean.exp(), error: error.map(|e| e * mean.exp()) }
 }
 
-/// Relative change of the perplexity from `base` to `chunks`, both on the same text. Chunks are compared in pairs, so that
-/// differences between chunks do not add to the error.
+/// Relative change of the perplexity from `base` to `chunks`, both on the same text. Chunks are compared in pairs, so
+/// that differences between chunks do not add to the error.
 pub fn perplexity_change(chunks: &[ChunkScore], base: &[ChunkScore]) -> ChunkEstimate {
     let (mean, error) = mean(chunks.iter().zip(base).map(|(c, b)| (c.nats - b.nats, c.tokens)));
     ChunkEstimate { value: mean.exp_m1(), error: error.map(|e| e * mean.exp()) }

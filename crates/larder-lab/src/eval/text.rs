@@ -18,10 +18,7 @@ pub fn read_text(path: &Path) -> Result<String, LabError> {
         let at = e.utf8_error().valid_up_to();
         LabError::malformed(path, format!("is not UTF-8 text: byte {at} is invalid"))
     })?;
-    match text.trim().is_empty() {
-        true => Err(LabError::malformed(path, "holds no text")),
-        false => Ok(text),
-    }
+    if text.trim().is_empty() { Err(LabError::malformed(path, "holds no text")) } else { Ok(text) }
 }
 
 /// Reads a JSON array of token ids.

@@ -94,7 +94,8 @@ pub struct Tradeoff {
     pub kept_mass: f64,
     /// Mean KL divergence to the model's own choice, in nats.
     pub kl: f64,
-    /// Mean KL divergence of the output from an exact one, in nats, at tokens that were computed twice; 0 for the model's own routing.
+    /// Mean KL divergence of the output from an exact one, in nats, at tokens that were computed twice; 0 for the
+    /// model's own routing.
     pub output_kl: Option<f64>,
     /// Half of its 95 % interval.
     pub output_kl_half_interval: Option<f64>,

@@ -12,8 +12,9 @@ use crate::LabError;
 const NEVER: i64 = -1;
 
 /// Writes the requests of a trace in libCacheSim's `oracleGeneral` format, in the engine's order: 24 bytes each,
-/// little-endian, without padding. The time is the number of the forward pass, the object `layer * experts + expert + 1` (0
-/// is not an object there), its size 1, and the last field the index of the object's next request.
+/// little-endian, without padding. The time is the number of the forward pass, the object
+/// `layer * experts + expert + 1` (0 is not an object there), its size 1, and the last field the index of the object's
+/// next request.
 ///
 /// Returns the number of requests.
 pub fn oracle_general(trace: &Trace, path: &Path) -> Result<u64, LabError> {

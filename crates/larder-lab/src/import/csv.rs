@@ -1,5 +1,5 @@
-//! Traces as CSV, a line for each chosen expert: columns `token`, `layer` and `expert`, optionally `sequence`, `pass`, `rank`
-//! and `weight`, in any order. Lines are in the order of sequences and tokens.
+//! Traces as CSV, a line for each chosen expert: columns `token`, `layer` and `expert`, optionally `sequence`, `pass`,
+//! `rank` and `weight`, in any order. Lines are in the order of sequences and tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! A folder of routing traces in the format published for gpt-oss: `index.json`, and for each sequence a safetensors file
-//! with `expert_ids [tokens, layers, k]` and optionally `weights`.
+//! A folder of routing traces in the format published for gpt-oss: `index.json`, and for each sequence a safetensors
+//! file with `expert_ids [tokens, layers, k]` and optionally `weights`.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};

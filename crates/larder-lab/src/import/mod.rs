@@ -22,10 +22,7 @@ pub struct ImportOptions {
 
 /// Imports a folder of traces (one safetensors file per sequence and an `index.json`) or a CSV file.
 pub fn import(path: &Path, options: &ImportOptions) -> Result<Trace, LabError> {
-    let trace = match path.is_dir() {
-        true => folder::read(path, options)?,
-        false => csv::read(path, options)?,
-    };
+    let trace = if path.is_dir() { folder::read(path, options)? } else { csv::read(path, options)? };
     trace.check().map_err(|e| match e {
         larder_core::TraceError::Content(why) => LabError::malformed(path, why),
         other => other.into(),

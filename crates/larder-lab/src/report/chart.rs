@@ -123,9 +123,10 @@ impl Chart {
         let mut xs: Vec<f64> = self.lines.iter().flat_map(|line| line.points.iter().map(|p| p.0)).collect();
         xs.sort_by(f64::total_cmp);
         xs.dedup();
-        match xs.iter().all(|x| x.fract() == 0.0) {
-            true => xs.iter().copied().step_by(xs.len().div_ceil(9).max(1)).collect(),
-            false => round_numbers(frame.x),
+        if xs.iter().all(|x| x.fract() == 0.0) {
+            xs.iter().copied().step_by(xs.len().div_ceil(9).max(1)).collect()
+        } else {
+            round_numbers(frame.x)
         }
     }
 

@@ -68,12 +68,11 @@ impl Heatmap {
         let mut heat = Heatmap { name: spec.to_string(), slots, window, columns: Vec::new(), seen: 0, experts };
         let policies = spec.make(shape, &requests.policy_inputs(spec, inputs))?;
         replay_observed(requests, shape, policies, &mut heat);
-        match heat.columns.is_empty() {
-            true => {
-                let (from, has) = (heat.window.passes.start, heat.seen);
-                Err(LabError::InvalidInput(format!("no passes to draw from pass {from} on: there are {has}")))
-            }
-            false => Ok(heat),
+        if heat.columns.is_empty() {
+            let (from, has) = (heat.window.passes.start, heat.seen);
+            Err(LabError::InvalidInput(format!("no passes to draw from pass {from} on: there are {has}")))
+        } else {
+            Ok(heat)
         }
     }
 
@@ -121,8 +120,8 @@ impl Heatmap {
         out
     }
 
-    /// The cells as letters, a row of letters per expert: an upper-case letter, or `x` for an absent expert, if the expert
-    /// was evicted.
+    /// The cells as letters, a row of letters per expert: an upper-case letter, or `x` for an absent expert, if the
+    /// expert was evicted.
     fn cells(&self) -> String {
         let cell = |column: &PassColumn, expert: usize| match (column.states[expert], column.evicted[expert]) {
             (CellState::Absent, false) => '.',

@@ -5,8 +5,8 @@ use crate::{Fact, ReportOrigin};
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// SHA-256 of [`STYLE`] and [`SCRIPT`] in base64. The page's policy allows nothing else, so that names of models, files and
-/// texts cannot run or load anything, even if one were not escaped.
+/// SHA-256 of [`STYLE`] and [`SCRIPT`] in base64. The page's policy allows nothing else, so that names of models, files
+/// and texts cannot run or load anything, even if one were not escaped.
 const STYLE_HASH: &str = "1PD8YmurJfzFoSF0ropvoyrsOekt+mPi69UH5M7gevA=";
 const SCRIPT_HASH: &str = "GF6Ow3RfBCsDsSMqtNpKsmKdpTaKX4sEMXWfl4oEoQI=";
 

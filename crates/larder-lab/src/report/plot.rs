@@ -1,5 +1,5 @@
-//! What line charts and box plots share: the frame of a figure, axes, ticks, and marks that say their value. Colours are
-//! classes, which the page's style defines for its light and its dark scheme.
+//! What line charts and box plots share: the frame of a figure, axes, ticks, and marks that say their value. Colours
+//! are classes, which the page's style defines for its light and its dark scheme.
 
 use std::fmt::Write;
 
@@ -150,10 +150,7 @@ pub(super) fn round_numbers((low, high): (f64, f64)) -> Vec<f64> {
 
 /// At most `chars` characters of a name.
 pub(super) fn shortened(name: &str, chars: usize) -> String {
-    match name.chars().count() > chars {
-        true => name.chars().take(chars - 1).chain(['…']).collect(),
-        false => name.to_owned(),
-    }
+    if name.chars().count() > chars { name.chars().take(chars - 1).chain(['…']).collect() } else { name.to_owned() }
 }
 
 #[cfg(test)]

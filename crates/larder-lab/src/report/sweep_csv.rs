@@ -39,8 +39,5 @@ fn cell<T: Display>(value: Option<T>) -> String {
 
 /// Quotes a cell that contains commas, such as a spec with several options.
 fn quoted(text: &str) -> String {
-    match text.contains(',') {
-        true => format!("\"{text}\""),
-        false => text.to_owned(),
-    }
+    if text.contains(',') { format!("\"{text}\"") } else { text.to_owned() }
 }

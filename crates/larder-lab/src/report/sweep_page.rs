@@ -155,9 +155,10 @@ fn style(policy: &str) -> Style {
 /// LRU and Belady are grey, the others have distinct colours.
 fn color(report: &SweepReport, policy: usize) -> usize {
     let policies = report.policies();
-    match is_baseline(policies[policy]) {
-        true => 0,
-        false => 1 + policies[..policy].iter().filter(|p| !is_baseline(p)).count() % 11,
+    if is_baseline(policies[policy]) {
+        0
+    } else {
+        1 + policies[..policy].iter().filter(|p| !is_baseline(p)).count() % 11
     }
 }
 

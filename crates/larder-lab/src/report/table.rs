@@ -75,8 +75,8 @@ impl Cell {
     }
 }
 
-/// A number with twelve significant digits: more than any table shows, and fewer than differ between a number and its copy
-/// in JSON.
+/// A number with twelve significant digits: more than any table shows, and fewer than differ between a number and its
+/// copy in JSON.
 fn twelve_digits(value: f64) -> f64 {
     format!("{value:.11e}").parse().unwrap_or(value)
 }
@@ -144,11 +144,12 @@ impl Table {
         let rows: String = explained
             .map(|c| format!("<div><dt>{}</dt><dd>{}</dd></div>\n", escape(&c.name), escape(&c.help)))
             .collect();
-        match rows.is_empty() {
-            true => String::new(),
-            false => format!(
+        if rows.is_empty() {
+            String::new()
+        } else {
+            format!(
                 "<details class=\"columns\"><summary>What the columns mean</summary>\n<dl>\n{rows}</dl></details>\n"
-            ),
+            )
         }
     }
 }

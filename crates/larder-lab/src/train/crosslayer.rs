@@ -37,7 +37,8 @@ pub(super) struct Crosslayer {
     head_bias: Var,
     /// `[HEAD_HIDDEN, HORIZONS]`
     head_out: Var,
-    /// `[rows, rows]`: masks. A row sees the current token's choices of rows up to itself, and the previous token's of later rows.
+    /// `[rows, rows]`: masks. A row sees the current token's choices of rows up to itself, and the previous token's of
+    /// later rows.
     present: Tensor,
     past: Tensor,
     optimizers: [AdamW; 2],
@@ -141,8 +142,8 @@ impl Crosslayer {
         )
     }
 
-    /// Mean cross entropy against the targets, and its gradient with respect to the logits. Horizons that reach beyond the
-    /// sequence's end have less weight.
+    /// Mean cross entropy against the targets, and its gradient with respect to the logits. Horizons that reach beyond
+    /// the sequence's end have less weight.
     fn loss_and_gradient(&self, batch: &Batch, logits: &[f32]) -> (f64, Vec<f32>) {
         let MoeSize { rows, experts, .. } = self.size;
         let positions = batch.lanes * batch.passes;

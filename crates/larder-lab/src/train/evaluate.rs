@@ -33,7 +33,8 @@ pub struct Baseline {
     pub evictor: Option<Arc<Evictor>>,
 }
 
-/// Compares weights with `lru`, `belady` and the baselines, with caches for an eighth, a quarter and half of the experts.
+/// Compares weights with `lru`, `belady` and the baselines, with caches for an eighth, a quarter and half of the
+/// experts.
 pub fn evaluate_evictor(
     trace: &Trace,
     evictor: Arc<Evictor>,

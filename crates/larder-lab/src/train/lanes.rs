@@ -90,7 +90,8 @@ struct Lane<S> {
 }
 
 impl<'a, S: NetworkInput> Lanes<'a, S> {
-    /// Lanes over the sequences, shuffled by `rng` if there is one. `belady_slots` is the size of the Belady cache per row.
+    /// Lanes over the sequences, shuffled by `rng` if there is one. `belady_slots` is the size of the Belady cache per
+    /// row.
     pub fn new(
         size: MoeSize,
         sequences: &'a [Sequence<'a>],

@@ -59,8 +59,8 @@ pub struct TrainingConfig {
     pub hidden: usize,
     /// The scale of predicted distances, for `flashmoe`.
     pub distance: DistanceScale,
-    /// Slots per layer of the simulated Belady cache whose residents have targets, for `flashmoe`; `None` if all experts
-    /// have.
+    /// Slots per layer of the simulated Belady cache whose residents have targets, for `flashmoe`; `None` if all
+    /// experts have.
     pub belady_slots: Option<usize>,
 }
 

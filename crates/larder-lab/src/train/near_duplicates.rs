@@ -13,8 +13,9 @@ const RECURRING: f64 = 0.5;
 /// Tokens of a sequence that are compared, from its start: it bounds the time for long sequences.
 const TOKENS_MAX: usize = 1024;
 
-/// For each sequence of a trace, the number of the first one that it belongs together with: its own if no other sequence is
-/// nearly equal. Groups are transitive: if the first is like the second and the second like the third, all three are one.
+/// For each sequence of a trace, the number of the first one that it belongs together with: its own if no other
+/// sequence is nearly equal. Groups are transitive: if the first is like the second and the second like the third, all
+/// three are one.
 pub fn near_duplicates(trace: &Trace, threads: usize) -> Vec<usize> {
     let sequences: Vec<Choices> = trace.sequence_ranges().map(|range| Choices::of(trace, range)).collect();
     let pairs: Vec<(usize, usize)> = (0..sequences.len()).flat_map(|a| (0..a).map(move |b| (b, a))).collect();

@@ -16,9 +16,9 @@ pub struct Split {
 }
 
 impl Split {
-    /// Draws the test and then the validation sequences at random, by seed; the rest is for training. `groups` has for each
-    /// sequence the group that it belongs to, as in [`near_duplicates`](super::near_duplicates()). A sequence that is drawn
-    /// takes the rest of its group along, so a set may have more sequences than were asked for.
+    /// Draws the test and then the validation sequences at random, by seed; the rest is for training. `groups` has for
+    /// each sequence the group that it belongs to, as in [`near_duplicates`](super::near_duplicates()). A sequence that
+    /// is drawn takes the rest of its group along, so a set may have more sequences than were asked for.
     pub fn draw(groups: &[usize], validation: usize, test: usize, seed: u64) -> Self {
         let mut all: Vec<usize> = (0..groups.len()).collect();
         Rng::new(seed).shuffle(&mut all);

@@ -12,8 +12,8 @@ use crate::{InitialCache, replay};
 const ROWS: usize = 2;
 const EXPERTS: usize = 16;
 
-/// Each sequence cycles through topics, each with its own experts. The experts that are active now predict the next ones;
-/// an expert's own past does not.
+/// Each sequence cycles through topics, each with its own experts. The experts that are active now predict the next
+/// ones; an expert's own past does not.
 fn planted(sequences: usize, seed: u64) -> Trace {
     let mut rng = Rng::new(seed);
     let mut trace = Trace::new(ROWS, EXPERTS, 2);

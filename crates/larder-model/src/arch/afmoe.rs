@@ -1,5 +1,5 @@
-//! AFMoE (Trinity): attention whose output is gated, norms before and after every part, layers with sliding windows that
-//! rotate and others without positions.
+//! AFMoE (Trinity): attention whose output is gated, norms before and after every part, layers with sliding windows
+//! that rotate and others without positions.
 //!
 //! ```text
 //! x  = embedding · √hidden                  with mup_enabled

@@ -37,9 +37,10 @@ fn build_version(config: &mut Config, weights: &mut WeightLoader, second: bool) 
     let (theta, partial) = if second { (6e5, Some(1.0)) } else { (1e4, None) };
     let (rope, rotary) = Rope::parse(config, basics.head_dim, theta, basics.context, partial)?;
     let bias = AttentionBias { qkv: config.flag_or("use_qkv_bias", false)?, o: config.flag_or("use_bias", !second)? };
-    let (normed, gate) = match second {
-        true => (config.flag_or("use_qk_norm", true)?, biased_gate(config)?),
-        false => (false, softmax_gate(config)?),
+    let (normed, gate) = if second {
+        (config.flag_or("use_qk_norm", true)?, biased_gate(config)?)
+    } else {
+        (false, softmax_gate(config)?)
     };
     basics.unit_columns = !second && config.flag_or("norm_head", false)?;
     let split = config.flag_or("split_qkv", false)?;
@@ -71,13 +72,10 @@ fn build_version(config: &mut Config, weights: &mut WeightLoader, second: bool) 
             basics.attention_with(weights, inputs, &format!("{own}.dense"), bias, rotary)?
         };
         let mut norm = |name: &str| basics.norm(weights, &format!("{own}.{name}"), basics.head_dim);
-        let norm = match normed {
-            true => QkNorm::PerHead(norm("query_layernorm")?, norm("key_layernorm")?),
-            false => QkNorm::None,
-        };
-        let layer_gate = |weights: &mut WeightLoader, prefix: &str, gate: &Gate| match second {
-            true => with_expert_bias(weights, prefix, gate),
-            false => Ok(gate.clone()),
+        let norm =
+            if normed { QkNorm::PerHead(norm("query_layernorm")?, norm("key_layernorm")?) } else { QkNorm::None };
+        let layer_gate = |weights: &mut WeightLoader, prefix: &str, gate: &Gate| {
+            if second { with_expert_bias(weights, prefix, gate) } else { Ok(gate.clone()) }
         };
         let ffn = parts.ffn(&basics, weights, layer, &gate, layer_gate, false)?;
         basics.layer(weights, &prefix, Attention { norm, ..attention }, ffn)

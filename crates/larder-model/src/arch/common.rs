@@ -171,7 +171,8 @@ impl Basics {
         self.attention_with(weights, inputs, &format!("{prefix}.{output}"), bias, rotary)
     }
 
-    /// As [`attention_as`](Self::attention_as), without a product for the values: they are what that of the keys yields.
+    /// As [`attention_as`](Self::attention_as), without a product for the values: they are what that of the keys
+    /// yields.
     pub fn attention_of_keys(
         &self,
         weights: &mut WeightLoader,
@@ -222,9 +223,10 @@ impl Basics {
 
     /// The RMS norm `prefix` of rows of `width` values.
     pub fn norm(&self, weights: &mut WeightLoader, prefix: &str, width: usize) -> Result<Norm> {
-        match self.norms_less_one {
-            true => Norm::rms_plus_one(weights, prefix, width, self.eps),
-            false => Norm::rms(weights, prefix, width, self.eps),
+        if self.norms_less_one {
+            Norm::rms_plus_one(weights, prefix, width, self.eps)
+        } else {
+            Norm::rms(weights, prefix, width, self.eps)
         }
     }
 
@@ -381,12 +383,13 @@ impl TypedLayers {
 
 /// `heads`, which the config states by `key`, checked against the number of layers and the heads of keys.
 pub fn heads_of_layers(heads: Vec<usize>, key: &str, basics: &Basics) -> Result<Vec<usize>> {
-    match heads.len() == basics.layers && heads.iter().all(|n| *n > 0 && n.is_multiple_of(basics.kv_heads)) {
-        true => Ok(heads),
-        false => Err(config_error(format!(
+    if heads.len() == basics.layers && heads.iter().all(|n| *n > 0 && n.is_multiple_of(basics.kv_heads)) {
+        Ok(heads)
+    } else {
+        Err(config_error(format!(
             "{key} must have a multiple of the {} heads of keys for each of {} layers",
             basics.kv_heads, basics.layers
-        ))),
+        )))
     }
 }
 

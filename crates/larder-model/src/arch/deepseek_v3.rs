@@ -56,10 +56,8 @@ pub fn parse_gate(config: &mut Config, defaults: GateDefaults) -> Result<Gate> {
 pub fn parse_gate_of(config: &mut Config, experts: usize, top_k: usize, defaults: GateDefaults) -> Result<Gate> {
     let (count, keep) =
         (config.size_or(&["n_group"], defaults.groups)?, config.size_or(&["topk_group"], defaults.keep)?);
-    let renorm = match config.flag_or("norm_topk_prob", defaults.renorm)? {
-        true => Renorm::Sum { plus: 1e-20 },
-        false => Renorm::No,
-    };
+    let renorm =
+        if config.flag_or("norm_topk_prob", defaults.renorm)? { Renorm::Sum { plus: 1e-20 } } else { Renorm::No };
     let scale = config.number_or("routed_scaling_factor", defaults.scale)? as f32;
     config.only_of("scoring_func", &["sigmoid".into(), "noaux_tc".into()]); // of dots1, which names the method in both keys
     let groups = ExpertGroups { count, keep, rank: GroupRank::BestTwo, masked: f32::NEG_INFINITY };

@@ -1,5 +1,5 @@
-//! DeepSeek-V4: several residual streams, attention to a window and to compressed entries of everything before it, experts that the
-//! token decides on in the first layers.
+//! DeepSeek-V4: several residual streams, attention to a window and to compressed entries of everything before it,
+//! experts that the token decides on in the first layers.
 //!
 //! ```text
 //! streams = embedding, several times        mHC: each part reads a mixture of the streams and writes to all of them
@@ -142,7 +142,8 @@ impl Parts {
         CompressedAttention::load(weights, prefix, self.attention, rotary, entries)
     }
 
-    /// The compressed entries of a layer; with `indexed`, some of them are chosen, and each also covers the block before its own.
+    /// The compressed entries of a layer; with `indexed`, some of them are chosen, and each also covers the block
+    /// before its own.
     fn entries(&self, weights: &mut WeightLoader, prefix: &str, rate: usize, indexed: bool) -> Result<Entries> {
         let CompressedShape { hidden, q_rank, eps, .. } = self.attention;
         let compressor = |weights: &mut WeightLoader, name: &str, width| {
@@ -151,31 +152,29 @@ impl Parts {
         };
         let own = compressor(weights, "compressor", self.attention.head_dim)?;
         let (heads, width, count) = (self.index_heads, self.index_width, self.index_count);
-        let indexer = match indexed {
-            false => None,
-            true => Some(EntryIndexer {
+        let indexer = if indexed {
+            Some(EntryIndexer {
                 compressor: compressor(weights, "indexer.compressor", width)?,
                 queries: weights.linear(&format!("{prefix}.indexer.wq_b"), heads * width, q_rank, false)?,
                 weights: weights.linear(&format!("{prefix}.indexer.weights_proj"), heads, hidden, false)?,
                 heads,
                 width,
                 count,
-            }),
+            })
+        } else {
+            None
         };
         Ok(Entries { compressor: own, rate, most: self.context / rate, indexer })
     }
 
     fn moe(&self, basics: &Basics, weights: &mut WeightLoader, layer: usize) -> Result<Moe> {
         let prefix = format!("model.layers.{layer}.ffn");
-        let (gate, by_token) = match self.by_token[layer] {
-            true => {
-                let table = format!("{prefix}.gate.tid2eid");
-                (self.gate.clone(), Some(ExpertsByToken::load(weights, &table, basics.vocab, &self.gate)?))
-            }
-            false => {
-                let bias = weights.vector(&format!("{prefix}.gate.bias"), &[self.gate.experts])?;
-                (Gate { bias: Some(bias), ..self.gate.clone() }, None)
-            }
+        let (gate, by_token) = if self.by_token[layer] {
+            let table = format!("{prefix}.gate.tid2eid");
+            (self.gate.clone(), Some(ExpertsByToken::load(weights, &table, basics.vocab, &self.gate)?))
+        } else {
+            let bias = weights.vector(&format!("{prefix}.gate.bias"), &[self.gate.experts])?;
+            (Gate { bias: Some(bias), ..self.gate.clone() }, None)
         };
         let moe = basics.moe(weights, layer, &format!("{prefix}.gate"), gate)?;
         let size = (basics.hidden, self.inter);
@@ -262,9 +261,10 @@ fn rates(config: &mut Config) -> Result<[usize; 2]> {
         rates.finish();
     }
     let rates = [config.size_or(&["compress_rate_csa"], sparse)?, config.size_or(&["compress_rate_hca"], heavy)?];
-    match rates.iter().all(|rate| *rate <= MOST_RATE) {
-        true => Ok(rates),
-        false => Err(config_error(format!("compress rates are {rates:?}; at most {MOST_RATE} tokens are supported"))),
+    if rates.iter().all(|rate| *rate <= MOST_RATE) {
+        Ok(rates)
+    } else {
+        Err(config_error(format!("compress rates are {rates:?}; at most {MOST_RATE} tokens are supported")))
     }
 }
 
@@ -283,7 +283,8 @@ fn layers_by_token(config: &mut Config, layers: usize) -> Result<Vec<bool>> {
     Ok(types[..layers].iter().map(|kind| *kind == "hash_moe").collect())
 }
 
-/// The rope of layers with a window only, and that of the others, which may be scaled. Both turn the last values of a head.
+/// The rope of layers with a window only, and that of the others, which may be scaled. Both turn the last values of a
+/// head.
 fn ropes(config: &mut Config, basics: &Basics) -> Result<[(Rope, Rotary); 2]> {
     let (main, compress) = (config.number_or("rope_theta", 1e4)?, config.number_or("compress_rope_theta", 1.6e5)?);
     let share = match config.opt_size(&["qk_rope_head_dim"])? {

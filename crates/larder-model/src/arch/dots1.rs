@@ -39,8 +39,8 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     })
 }
 
-/// The mask of each layer: by `layer_types`, else a sliding window from layer `max_window_layers` on. The window is there without
-/// `use_sliding_window` too, which is refused if it denies one.
+/// The mask of each layer: by `layer_types`, else a sliding window from layer `max_window_layers` on. The window is
+/// there without `use_sliding_window` too, which is refused if it denies one.
 fn masks(config: &mut Config, layers: usize) -> Result<Vec<AttentionMask>> {
     config.ignore(&["use_sliding_window"]);
     let first = config.count_or(&["max_window_layers"], 62)?;

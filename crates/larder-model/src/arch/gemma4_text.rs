@@ -73,9 +73,10 @@ fn attention(
     rotary: Rotary,
     shares_product: bool,
 ) -> Result<Attention> {
-    let attention = match shares_product {
-        true => shape.attention_of_keys(weights, prefix, "o_proj", shape.heads * shape.head_dim, bias, rotary)?,
-        false => shape.attention(weights, prefix, bias, rotary)?,
+    let attention = if shares_product {
+        shape.attention_of_keys(weights, prefix, "o_proj", shape.heads * shape.head_dim, bias, rotary)?
+    } else {
+        shape.attention(weights, prefix, bias, rotary)?
     };
     let norm = shape.qk_norm(weights, prefix)?;
     Ok(Attention { norm, value_norm: Some(shape.eps), scale: 1.0, ..attention })
@@ -117,9 +118,12 @@ fn shapes(config: &mut Config, basics: &Basics, full: &[bool]) -> Result<Vec<Bas
     let shared = config.flag_or("attention_k_eq_v", false)?;
     let global_kv = config.opt_size(&["num_global_key_value_heads"])?.filter(|_| shared).unwrap_or(basics.kv_heads);
     let given = config.is_set("per_layer_config");
-    let of_layer = |full: &bool| match *full && !given {
-        true => Basics { head_dim: global_dim, kv_heads: global_kv, ..basics.clone() },
-        false => basics.clone(),
+    let of_layer = |full: &bool| {
+        if *full && !given {
+            Basics { head_dim: global_dim, kv_heads: global_kv, ..basics.clone() }
+        } else {
+            basics.clone()
+        }
     };
     let mut shapes: Vec<_> = full.iter().map(of_layer).collect();
     per_layer_config(config, full.len(), |layer, own| {
@@ -141,11 +145,10 @@ fn ropes(config: &mut Config, layers: &[Basics], full: &[bool], context: usize) 
     let width = |kind: bool| {
         let mut widths = layers.iter().zip(full).filter(|(_, full)| **full == kind).map(|(layer, _)| layer.head_dim);
         let first = widths.next().unwrap_or(layers[0].head_dim);
-        match widths.all(|width| width == first) {
-            true => Ok(first),
-            false => {
-                Err(config_error("layers of the same type have heads of different widths, which is not supported"))
-            }
+        if widths.all(|width| width == first) {
+            Ok(first)
+        } else {
+            Err(config_error("layers of the same type have heads of different widths, which is not supported"))
         }
     };
     let rope = |name, prefix, head_dim| RopeType {
@@ -170,9 +173,10 @@ fn ropes(config: &mut Config, layers: &[Basics], full: &[bool], context: usize) 
             Rope::parse_types(&mut Config::new(&published)?, &types, context)?
         }
     };
-    match ropes.iter().zip(&types).all(|((_, rotary), of)| rotary.dim == of.head_dim) {
-        true => Ok(ropes),
-        false => Err(config_error("partial_rotary_factor of gemma4 needs the rope_type proportional")),
+    if ropes.iter().zip(&types).all(|((_, rotary), of)| rotary.dim == of.head_dim) {
+        Ok(ropes)
+    } else {
+        Err(config_error("partial_rotary_factor of gemma4 needs the rope_type proportional"))
     }
 }
 

@@ -1,5 +1,5 @@
-//! GLM-5-Next (GLM-5.3-Flash): Kimi Delta Attention in most layers, latent attention without positions in the others, to blocks of
-//! tokens that an indexer chooses; several residual streams, the experts of DeepSeek-V3.
+//! GLM-5-Next (GLM-5.3-Flash): Kimi Delta Attention in most layers, latent attention without positions in the others,
+//! to blocks of tokens that an indexer chooses; several residual streams, the experts of DeepSeek-V3.
 //!
 //! ```text
 //! streams = embedding, several times        mHC: each part reads a mixture of the streams and writes to all of them
@@ -118,7 +118,8 @@ fn linear_sizes(config: &mut Config) -> Result<(LinearSizes, Option<f32>)> {
     Ok((sizes, bound.map(|bound| bound as f32)))
 }
 
-/// The indexers, each of which chooses blocks of tokens. Only a layer that follows one of latent attention can use its choice.
+/// The indexers, each of which chooses blocks of tokens. Only a layer that follows one of latent attention can use its
+/// choice.
 fn indexers(config: &mut Config, latent: &LatentShape, linear: &[bool]) -> Result<Indexers> {
     let own = own_indexers(config, linear.len())?;
     if let Some(layer) = (0..linear.len()).find(|at| !linear[*at] && !own[*at] && (*at == 0 || linear[*at - 1])) {

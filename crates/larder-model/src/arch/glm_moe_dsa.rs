@@ -35,22 +35,24 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     build_with(config, weights, family)
 }
 
-/// For each layer whether it has an indexer: by `indexer_types`, else by `index_topk_pattern`, else every `index_topk_freq`-th from
-/// `index_skip_topk_offset` on, and those before it.
+/// For each layer whether it has an indexer: by `indexer_types`, else by `index_topk_pattern`, else every
+/// `index_topk_freq`-th from `index_skip_topk_offset` on, and those before it.
 pub fn own_indexers(config: &mut Config, layers: usize) -> Result<Vec<bool>> {
     let (every, offset) =
         (config.count_or(&["index_topk_freq"], 1)?.max(1), config.count_or(&["index_skip_topk_offset"], 2)?);
-    let pattern = match config.is_list("index_topk_pattern") {
-        true => config.opt_texts("index_topk_pattern")?,
-        false => config.opt_text("index_topk_pattern")?.map(|text| text.split("").filter(|c| !c.is_empty()).collect()),
+    let pattern = if config.is_list("index_topk_pattern") {
+        config.opt_texts("index_topk_pattern")?
+    } else {
+        config.opt_text("index_topk_pattern")?.map(|text| text.split("").filter(|c| !c.is_empty()).collect())
     };
     let own: Vec<bool> = match config.opt_texts("indexer_types")?.or(pattern) {
         Some(types) => types.into_iter().map(has_own).collect::<Result<_>>()?,
         None => (0..layers).map(|layer| (layer + 1).saturating_sub(offset).is_multiple_of(every)).collect(),
     };
-    match own.len() >= layers {
-        true => Ok(own),
-        false => Err(config_error(format!("indexer_types must name each of {layers} layers"))),
+    if own.len() >= layers {
+        Ok(own)
+    } else {
+        Err(config_error(format!("indexer_types must name each of {layers} layers")))
     }
 }
 

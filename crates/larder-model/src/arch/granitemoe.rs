@@ -44,12 +44,11 @@ impl Default for Relative {
 pub fn build_with(config: &mut Config, weights: &mut WeightLoader, relative: Relative) -> Result<Stack> {
     let Relative { shared_width, rotates, mamba } = relative;
     let basics = Basics::parse(config, "rms_norm_eps", Defaults { eps: 1e-6, ..Defaults::COMMON })?;
-    let (rope, rotary) = match rotates {
-        true => Some(Rope::parse(config, basics.head_dim, 1e4, basics.context, None)?).unzip(),
-        false => {
-            config.ignore(&["rope_parameters", "rope_scaling", "rope_theta"]);
-            (None, None)
-        }
+    let (rope, rotary) = if rotates {
+        Some(Rope::parse(config, basics.head_dim, 1e4, basics.context, None)?).unzip()
+    } else {
+        config.ignore(&["rope_parameters", "rope_scaling", "rope_theta"]);
+        (None, None)
     };
     let bias = AttentionBias::all(config.flag_or("attention_bias", false)?);
     let scale = config.number_or("attention_multiplier", 1.0)?;
@@ -91,9 +90,10 @@ pub fn build_with(config: &mut Config, weights: &mut WeightLoader, relative: Rel
         if shared_width > 0 {
             let size = (basics.hidden, shared_width);
             let own = format!("{prefix}.shared_mlp");
-            let mlp = match split {
-                true => Mlp::new(weights, &own, &SPLIT_SHARED, size, basics.act, false)?,
-                false => Mlp::joined(weights, &own, ["input_linear", "output_linear"], size, basics.act)?,
+            let mlp = if split {
+                Mlp::new(weights, &own, &SPLIT_SHARED, size, basics.act, false)?
+            } else {
+                Mlp::joined(weights, &own, ["input_linear", "output_linear"], size, basics.act)?
             };
             moe.shared = Some(SharedExpert { mlp, gate: None });
         }

@@ -1,5 +1,5 @@
-//! Granite-MoE hybrid (Granite 4 H): Granite-MoE with a shared expert, with Mamba 2 in most layers, and attention that need not
-//! know positions.
+//! Granite-MoE hybrid (Granite 4 H): Granite-MoE with a shared expert, with Mamba 2 in most layers, and attention that
+//! need not know positions.
 //!
 //! ```text
 //! x += factor · mamba2(rms(x))              layers of type mamba

@@ -40,18 +40,17 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let (own, mlp) = (format!("{prefix}.self_attn"), format!("{prefix}.mlp"));
         let attention = basics.attention(weights, &own, bias, rotary)?;
         let attention = Attention { norm: basics.qk_norm(weights, &own)?, ..attention };
-        let ffn = match basics.has_experts(&sparse, layer) {
-            true => {
-                let bias = weights.vector(&format!("{mlp}.expert_bias"), &[experts])?;
-                let gate = Gate { bias: Some(bias), ..gate.clone() };
-                let mut moe = basics.moe(weights, layer, &format!("{mlp}.router.gate"), gate)?;
-                if shared > 0 {
-                    let mlp = basics.mlp(weights, &format!("{mlp}.shared_mlp"), shared * inter, mlp_bias)?;
-                    moe.shared = Some(SharedExpert { mlp, gate: None });
-                }
-                Ffn::moe(moe)
+        let ffn = if basics.has_experts(&sparse, layer) {
+            let bias = weights.vector(&format!("{mlp}.expert_bias"), &[experts])?;
+            let gate = Gate { bias: Some(bias), ..gate.clone() };
+            let mut moe = basics.moe(weights, layer, &format!("{mlp}.router.gate"), gate)?;
+            if shared > 0 {
+                let mlp = basics.mlp(weights, &format!("{mlp}.shared_mlp"), shared * inter, mlp_bias)?;
+                moe.shared = Some(SharedExpert { mlp, gate: None });
             }
-            false => Ffn::dense(basics.mlp(weights, &mlp, dense_width, mlp_bias)?),
+            Ffn::moe(moe)
+        } else {
+            Ffn::dense(basics.mlp(weights, &mlp, dense_width, mlp_bias)?)
         };
         basics.layer(weights, &prefix, attention, ffn)
     })

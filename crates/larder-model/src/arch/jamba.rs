@@ -34,17 +34,17 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let norm = |weights: &mut WeightLoader| basics.norm(weights, "model.final_layernorm", basics.hidden);
     let build_layer = |weights: &mut WeightLoader, layer: usize| {
         let prefix = format!("model.layers.{layer}");
-        let mixer: Box<dyn Mixer> = match attends[layer] {
-            true => {
-                let own = format!("{prefix}.self_attn");
-                Box::new(basics.attention(weights, &own, AttentionBias::NONE, None::<Rotary>)?)
-            }
-            false => Box::new(Mamba1::new(weights, &format!("{prefix}.mamba"), basics.hidden, shape)?),
+        let mixer: Box<dyn Mixer> = if attends[layer] {
+            let own = format!("{prefix}.self_attn");
+            Box::new(basics.attention(weights, &own, AttentionBias::NONE, None::<Rotary>)?)
+        } else {
+            Box::new(Mamba1::new(weights, &format!("{prefix}.mamba"), basics.hidden, shape)?)
         };
         let own = format!("{prefix}.feed_forward");
-        let ffn = match sparse[layer] {
-            true => Ffn::moe(basics.moe(weights, layer, &format!("{own}.router"), gate.clone())?),
-            false => Ffn::dense(basics.mlp(weights, &own, inter, false)?),
+        let ffn = if sparse[layer] {
+            Ffn::moe(basics.moe(weights, layer, &format!("{own}.router"), gate.clone())?)
+        } else {
+            Ffn::dense(basics.mlp(weights, &own, inter, false)?)
         };
         let mut norm = |name: &str| basics.norm(weights, &format!("{prefix}.{name}"), basics.hidden);
         Ok(Layer::new(Branch::new(norm("input_layernorm")?, mixer), Branch::new(norm("pre_ff_layernorm")?, ffn)))

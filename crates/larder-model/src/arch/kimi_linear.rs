@@ -162,8 +162,8 @@ impl LinearSizes {
     }
 }
 
-/// Sizes of linear attention, and whether each layer has it: by `layer_types`, else by the lists of `linear_attn_config`, which
-/// count from one, else all but every fourth behind the first.
+/// Sizes of linear attention, and whether each layer has it: by `layer_types`, else by the lists of
+/// `linear_attn_config`, which count from one, else all but every fourth behind the first.
 fn linear_layers(config: &mut Config, layers: usize) -> Result<(LinearSizes, Vec<bool>)> {
     let types = layer_types(config, layers, TYPES)?;
     let mut listed = None;

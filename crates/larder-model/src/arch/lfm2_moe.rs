@@ -48,22 +48,11 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
             _ => Box::new(attention(&basics, weights, &format!("{prefix}.self_attn"), rotary)?),
         };
         let own = format!("{prefix}.feed_forward");
-        let ffn = match layer < dense {
-            true => Ffn::dense(Mlp::new(
-                weights,
-                &own,
-                &MlpNames::NUMBERED,
-                (basics.hidden, dense_width),
-                basics.act,
-                false,
-            )?),
-            false => {
-                let bias = match corrected {
-                    true => Some(weights.vector(&format!("{own}.expert_bias"), &[experts])?),
-                    false => None,
-                };
-                Ffn::moe(basics.moe(weights, layer, &format!("{own}.gate"), Gate { bias, ..gate.clone() })?)
-            }
+        let ffn = if layer < dense {
+            Ffn::dense(Mlp::new(weights, &own, &MlpNames::NUMBERED, (basics.hidden, dense_width), basics.act, false)?)
+        } else {
+            let bias = if corrected { Some(weights.vector(&format!("{own}.expert_bias"), &[experts])?) } else { None };
+            Ffn::moe(basics.moe(weights, layer, &format!("{own}.gate"), Gate { bias, ..gate.clone() })?)
         };
         let mut norm = |name: &str| Norm::rms(weights, &format!("{prefix}.{name}"), basics.hidden, basics.eps);
         let [mixer_norm, ffn_norm] = [norm("operator_norm")?, norm("ffn_norm")?];

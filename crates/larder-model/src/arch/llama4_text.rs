@@ -47,13 +47,12 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
             ..plain
         };
         let own = format!("{prefix}.feed_forward");
-        let ffn = match sparse.contains(&layer) {
-            true => {
-                let moe = basics.moe(weights, layer, &format!("{own}.router"), gate.clone())?;
-                let mlp = basics.mlp(weights, &format!("{own}.shared_expert"), inter, false)?;
-                Ffn::moe(Moe { shared: Some(SharedExpert { mlp, gate: None }), ..moe })
-            }
-            false => Ffn::dense(basics.mlp(weights, &own, dense_width, false)?),
+        let ffn = if sparse.contains(&layer) {
+            let moe = basics.moe(weights, layer, &format!("{own}.router"), gate.clone())?;
+            let mlp = basics.mlp(weights, &format!("{own}.shared_expert"), inter, false)?;
+            Ffn::moe(Moe { shared: Some(SharedExpert { mlp, gate: None }), ..moe })
+        } else {
+            Ffn::dense(basics.mlp(weights, &own, dense_width, false)?)
         };
         basics.layer(weights, &prefix, attention, ffn)
     })

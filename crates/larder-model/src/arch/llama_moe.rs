@@ -41,9 +41,10 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let network = format!("{prefix}.mlp.gate.gate_network");
         let first = if two_products { format!("{network}.0") } else { network.clone() };
         let product = weights.linear(&first, experts, basics.hidden, false)?;
-        let router = match two_products {
-            true => MoeRouter::TwoProducts(product, weights.linear(&format!("{network}.2"), experts, experts, false)?),
-            false => MoeRouter::Product(product),
+        let router = if two_products {
+            MoeRouter::TwoProducts(product, weights.linear(&format!("{network}.2"), experts, experts, false)?)
+        } else {
+            MoeRouter::Product(product)
         };
         let moe = Moe::new(LayerIdx(layer as u16), router, gate, basics.act);
         basics.layer(weights, &prefix, attention, Ffn::moe(moe))
@@ -62,26 +63,29 @@ fn two_products(config: &mut Config) -> Result<bool> {
 /// The factor on the weights of each layer: one number, or a list.
 fn factors(config: &mut Config, layers: usize) -> Result<Vec<f32>> {
     let key = "score_scale_factor";
-    let all = match config.is_list(key) {
-        true => config.opt_numbers(key)?.unwrap_or_default(),
-        false => vec![config.number_or(key, 1.0)?; layers],
+    let all = if config.is_list(key) {
+        config.opt_numbers(key)?.unwrap_or_default()
+    } else {
+        vec![config.number_or(key, 1.0)?; layers]
     };
-    match all.len() == layers {
-        true => Ok(all.into_iter().map(|factor| factor as f32).collect()),
-        false => Err(config_error(format!("{key} has {} entries for {layers} layers", all.len()))),
+    if all.len() == layers {
+        Ok(all.into_iter().map(|factor| factor as f32).collect())
+    } else {
+        Err(config_error(format!("{key} has {} entries for {layers} layers", all.len())))
     }
 }
 
 /// `size_experts`, the widths of all experts of each layer, has to give each the same share.
 fn check_sizes(config: &mut Config, basics: &Basics, experts: usize, inter: usize) -> Result<()> {
     let Some(layers) = config.opt_lists_of_counts("size_experts")? else { return Ok(()) };
-    match layers.len() == basics.layers && layers.iter().all(|sizes| *sizes == vec![inter; experts]) {
-        true => Ok(()),
-        false => Err(config_error(format!(
+    if layers.len() == basics.layers && layers.iter().all(|sizes| *sizes == vec![inter; experts]) {
+        Ok(())
+    } else {
+        Err(config_error(format!(
             "size_experts must have {experts} experts of width {inter} in each of {} layers; experts of different widths \
              are not supported",
             basics.layers
-        ))),
+        )))
     }
 }
 

@@ -54,17 +54,14 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let (own, mlp) = (format!("{prefix}.self_attn"), format!("{prefix}.mlp"));
         let LayerType { shape, rotary, mask, sinks } = &types[usize::from(sliding[layer])];
         let attention = shape.attention(weights, &own, bias, *rotary)?;
-        let sinks = match sinks {
-            true => Some(weights.vector(&format!("{own}.attention_sink_bias"), &[shape.heads])?),
-            false => None,
-        };
+        let sinks =
+            if *sinks { Some(weights.vector(&format!("{own}.attention_sink_bias"), &[shape.heads])?) } else { None };
         let attention = Attention { mask: *mask, sinks, value_scale, ..attention };
-        let ffn = match sparse.contains(&layer) {
-            true => {
-                let gate = with_bias(weights, &mlp, &gate)?;
-                Ffn::moe(basics.moe(weights, layer, &format!("{mlp}.gate"), gate)?)
-            }
-            false => Ffn::dense(basics.mlp(weights, &mlp, dense_width, false)?),
+        let ffn = if sparse.contains(&layer) {
+            let gate = with_bias(weights, &mlp, &gate)?;
+            Ffn::moe(basics.moe(weights, layer, &format!("{mlp}.gate"), gate)?)
+        } else {
+            Ffn::dense(basics.mlp(weights, &mlp, dense_width, false)?)
         };
         basics.layer(weights, &prefix, attention, ffn)
     })?;

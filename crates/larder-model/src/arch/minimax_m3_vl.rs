@@ -38,12 +38,11 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let own = format!("{prefix}.self_attn");
         let attention = basics.attention(weights, &own, AttentionBias::NONE, rotary)?;
         let norm = basics.qk_norm(weights, &own)?;
-        let indexer = match sparse.layers[layer] {
-            true => {
-                let indexer = HeadIndexer::new(weights, &format!("{own}.index_"), sparse.shape, basics.eps, rotary)?;
-                Some(Box::new(AttentionIndexer::Heads(indexer)))
-            }
-            false => None,
+        let indexer = if sparse.layers[layer] {
+            let indexer = HeadIndexer::new(weights, &format!("{own}.index_"), sparse.shape, basics.eps, rotary)?;
+            Some(Box::new(AttentionIndexer::Heads(indexer)))
+        } else {
+            None
         };
         let attention = Attention { norm, indexer, ..attention };
         let ffn = ffn.of(&basics, weights, layer)?;
@@ -96,12 +95,10 @@ impl Sparse {
         let [heads, width, block, top_k, local] = sizes;
         let shape = HeadIndexerShape { hidden: basics.hidden, heads, width, block, top_k, local };
         check_sizes(shape, basics, rotary)?;
-        match layers.len() == basics.layers {
-            true => Ok(Sparse { shape, layers }),
-            false => Err(config_error(format!(
-                "sparse_attention_freq must have a flag for each of {} layers",
-                basics.layers
-            ))),
+        if layers.len() == basics.layers {
+            Ok(Sparse { shape, layers })
+        } else {
+            Err(config_error(format!("sparse_attention_freq must have a flag for each of {} layers", basics.layers)))
         }
     }
 }

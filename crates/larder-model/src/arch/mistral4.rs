@@ -53,10 +53,7 @@ fn parse_gate(config: &mut Config) -> Result<Gate> {
     let experts = config.size_or(&["n_routed_experts", "num_local_experts"], 128)?;
     let top_k = config.size_or(&["num_experts_per_tok"], 4)?;
     let (count, keep) = (config.size_or(&["n_group"], 1)?, config.size_or(&["topk_group"], 1)?);
-    let renorm = match config.flag_or("norm_topk_prob", true)? {
-        true => Renorm::Sum { plus: 1e-20 },
-        false => Renorm::No,
-    };
+    let renorm = if config.flag_or("norm_topk_prob", true)? { Renorm::Sum { plus: 1e-20 } } else { Renorm::No };
     let scale = config.number_or("routed_scaling_factor", 1.0)? as f32;
     let groups = ExpertGroups { count, keep, rank: GroupRank::BestTwo, masked: 0.0 };
     let groups = if count == 1 { None } else { Some(groups) };

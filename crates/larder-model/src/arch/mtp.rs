@@ -6,8 +6,8 @@
 //! logits = head(rms(x))
 //! ```
 //!
-//! The layer has the number behind the last decoder layer, and names of DeepSeek-V3; a source with other names translates them.
-//! Its copies of embedding and output head are not read: the models were trained with one of each.
+//! The layer has the number behind the last decoder layer, and names of DeepSeek-V3; a source with other names
+//! translates them. Its copies of embedding and output head are not read: the models were trained with one of each.
 
 use std::borrow::Cow;
 
@@ -20,8 +20,8 @@ use crate::stack::{Layer, MtpLayer};
 use crate::text_config::text_config;
 use crate::weights::WeightLoader;
 
-/// The architectures whose layer for multi-token prediction has the form above. A further one is a row here, if its `build` makes
-/// a layer for the number behind the last.
+/// The architectures whose layer for multi-token prediction has the form above. A further one is a row here, if its
+/// `build` makes a layer for the number behind the last.
 const KNOWN: &[&str] = &["bailing_moe_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "hy_v3"];
 
 /// Keys of configs that count layers for multi-token prediction.
@@ -29,16 +29,18 @@ const COUNTS: [&str; 4] = ["num_nextn_predict_layers", "mtp_num_hidden_layers", 
 
 /// Refuses an architecture whose layer for multi-token prediction is not known.
 pub fn check_mtp(model_type: &str) -> Result<()> {
-    match KNOWN.contains(&model_type) {
-        true => Ok(()),
-        false => Err(config_error(format!(
+    if KNOWN.contains(&model_type) {
+        Ok(())
+    } else {
+        Err(config_error(format!(
             "multi-token prediction of {model_type} is not supported; that of {} is",
             KNOWN.join(", ")
-        ))),
+        )))
     }
 }
 
-/// How many layers for multi-token prediction a model has by its config, of which the first is used; 0 if that does not say.
+/// How many layers for multi-token prediction a model has by its config, of which the first is used; 0 if that does not
+/// say.
 pub fn mtp_layers(config: &Value) -> u64 {
     let config = text_config(config).map_or(Cow::Borrowed(config), |text| text.config);
     COUNTS.iter().filter_map(|key| config[*key].as_u64()).max().unwrap_or(0)
@@ -50,7 +52,8 @@ impl Basics {
         sparse.contains(&layer) || layer >= self.layers
     }
 
-    /// The layer behind the last decoder layer, for multi-token prediction; `build_layer` builds layers by their number.
+    /// The layer behind the last decoder layer, for multi-token prediction; `build_layer` builds layers by their
+    /// number.
     pub(super) fn mtp_layer(
         &self,
         weights: &mut WeightLoader,

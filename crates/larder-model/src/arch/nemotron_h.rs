@@ -7,8 +7,8 @@
 //! x += mlp(rms(x))                          -
 //! ```
 //!
-//! Experts and MLPs have two matrices, `down · relu(up · y)²`. With a latent size, the input of the experts is projected down to
-//! it, and their sum up again.
+//! Experts and MLPs have two matrices, `down · relu(up · y)²`. With a latent size, the input of the experts is
+//! projected down to it, and their sum up again.
 
 use larder_core::{ExpertNames, Gate, Geometry, TensorSlice};
 
@@ -144,7 +144,8 @@ impl Parts {
     }
 }
 
-/// The types of layers, of a list or of the letters of a pattern. They are the layers, whatever the config says of their number.
+/// The types of layers, of a list or of the letters of a pattern. They are the layers, whatever the config says of
+/// their number.
 fn layer_types(config: &mut Config) -> Result<Vec<LayerType>> {
     const PATTERN: &str = "hybrid_override_pattern";
     let list = if config.is_set("layer_types") { "layer_types" } else { "layers_block_type" };
@@ -164,9 +165,10 @@ fn layer_types(config: &mut Config) -> Result<Vec<LayerType>> {
         }
         (None, None) => vec![LayerType::Mamba, LayerType::Experts, LayerType::Attention, LayerType::Dense],
     };
-    match types.contains(&LayerType::Experts) {
-        true => Ok(types),
-        false => Err(config_error(format!("no layer of {list} or {PATTERN} has experts, which larder needs"))),
+    if types.contains(&LayerType::Experts) {
+        Ok(types)
+    } else {
+        Err(config_error(format!("no layer of {list} or {PATTERN} has experts, which larder needs")))
     }
 }
 

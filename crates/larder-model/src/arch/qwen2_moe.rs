@@ -33,9 +33,10 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     basics.stack(weights, rope, geometry, names, |weights, layer| {
         let prefix = format!("model.layers.{layer}");
         let attention = basics.attention(weights, &format!("{prefix}.self_attn"), bias, rotary)?;
-        let ffn = match sparse.contains(&layer) {
-            true => Ffn::moe(with_shared(&basics, weights, layer, gate.clone(), shared_width)?),
-            false => Ffn::dense(basics.mlp(weights, &format!("{prefix}.mlp"), dense_width, false)?),
+        let ffn = if sparse.contains(&layer) {
+            Ffn::moe(with_shared(&basics, weights, layer, gate.clone(), shared_width)?)
+        } else {
+            Ffn::dense(basics.mlp(weights, &format!("{prefix}.mlp"), dense_width, false)?)
         };
         basics.layer(weights, &prefix, Attention { mask: masks[layer], ..attention }, ffn)
     })

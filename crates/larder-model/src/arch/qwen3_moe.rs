@@ -36,9 +36,10 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let own = format!("{prefix}.self_attn");
         let attention = basics.attention(weights, &own, bias, rotary)?;
         let attention = Attention { norm: basics.qk_norm(weights, &own)?, mask, ..attention };
-        let ffn = match sparse.contains(&layer) {
-            true => Ffn::moe(basics.moe(weights, layer, &format!("{prefix}.mlp.gate"), gate.clone())?),
-            false => Ffn::dense(basics.mlp(weights, &format!("{prefix}.mlp"), dense_width, false)?),
+        let ffn = if sparse.contains(&layer) {
+            Ffn::moe(basics.moe(weights, layer, &format!("{prefix}.mlp.gate"), gate.clone())?)
+        } else {
+            Ffn::dense(basics.mlp(weights, &format!("{prefix}.mlp"), dense_width, false)?)
         };
         basics.layer(weights, &prefix, attention, ffn)
     })

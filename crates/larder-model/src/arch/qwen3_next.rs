@@ -49,8 +49,8 @@ pub struct FfnParts {
     pub shared_width: usize,
 }
 
-/// The architecture, with the form in which the delta rule's products are stored, and the keys of the other parts, which are
-/// read for the number of layers.
+/// The architecture, with the form in which the delta rule's products are stored, and the keys of the other parts,
+/// which are read for the number of layers.
 pub fn build_with(
     config: &mut Config,
     weights: &mut WeightLoader,
@@ -74,19 +74,15 @@ pub fn build_with(
     let names = ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj");
     basics.stack(weights, rope, geometry, names, |weights, layer| {
         let prefix = format!("model.layers.{layer}");
-        let mixer: Box<dyn Mixer> = match linear[layer] {
-            true => Box::new(GatedDeltaNet::new(
-                weights,
-                &format!("{prefix}.linear_attn"),
-                basics.hidden,
-                delta,
-                basics.eps,
-            )?),
-            false => Box::new(attention(&basics, weights, &format!("{prefix}.self_attn"), bias, rotary)?),
+        let mixer: Box<dyn Mixer> = if linear[layer] {
+            Box::new(GatedDeltaNet::new(weights, &format!("{prefix}.linear_attn"), basics.hidden, delta, basics.eps)?)
+        } else {
+            Box::new(attention(&basics, weights, &format!("{prefix}.self_attn"), bias, rotary)?)
         };
-        let ffn = match sparse.contains(&layer) {
-            true => Ffn::moe(with_shared(&basics, weights, layer, gate.clone(), shared_width)?),
-            false => Ffn::dense(basics.mlp(weights, &format!("{prefix}.mlp"), dense_width, false)?),
+        let ffn = if sparse.contains(&layer) {
+            Ffn::moe(with_shared(&basics, weights, layer, gate.clone(), shared_width)?)
+        } else {
+            Ffn::dense(basics.mlp(weights, &format!("{prefix}.mlp"), dense_width, false)?)
         };
         basics.layer_of(weights, &prefix, mixer, ffn)
     })

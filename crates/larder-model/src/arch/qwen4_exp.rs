@@ -1,5 +1,5 @@
-//! Qwen4 (experimental), as in Qwen3.8-Flash-Next: the layers of Qwen3.5 on several residual streams, features of n-grams, indexed
-//! attention.
+//! Qwen4 (experimental), as in Qwen3.8-Flash-Next: the layers of Qwen3.5 on several residual streams, features of
+//! n-grams, indexed attention.
 //!
 //! ```text
 //! x_i = embedding                                     each of the streams
@@ -27,7 +27,8 @@ use crate::nn::{
 use crate::stack::{Branch, Ffn, Layer, Stack, Streams};
 use crate::weights::WeightLoader;
 
-/// Upper limit of the heads of all tables, far above any model: the rows of each are a prime number, which is searched for.
+/// Upper limit of the heads of all tables, far above any model: the rows of each are a prime number, which is searched
+/// for.
 const MAX_HEADS: usize = 4096;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
@@ -37,7 +38,8 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         return Err(config_error("hidden_act must be silu for this model"));
     }
     config.only("attn_output_gate", true);
-    // The reference computes in f32 and has experts in every layer, whatever these say; the files say how a table is stored.
+    // The reference computes in f32 and has experts in every layer, whatever these say; the files say how a table is
+    // stored.
     config.ignore(&[
         "mamba_ssm_dtype",
         "mlp_only_layers",
@@ -63,17 +65,14 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let names = ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj");
     let build_layer = |weights: &mut WeightLoader, layer: usize| {
         let prefix = format!("model.layers.{layer}");
-        let mixer: Box<dyn Mixer> = match linear[layer] {
-            true => {
-                let prefix = format!("{prefix}.linear_attn");
-                Box::new(GatedDeltaNet::new(weights, &prefix, basics.hidden, delta, basics.eps)?)
-            }
-            false => {
-                let prefix = format!("{prefix}.self_attn");
-                let gated = attention(&basics, weights, &prefix, bias, rotary)?;
-                let indexer = indexer.load(&basics, weights, &format!("{prefix}.indexer"), (&blocks_rope, rotary))?;
-                Box::new(Attention { indexer: Some(Box::new(AttentionIndexer::Blocks(indexer))), ..gated })
-            }
+        let mixer: Box<dyn Mixer> = if linear[layer] {
+            let prefix = format!("{prefix}.linear_attn");
+            Box::new(GatedDeltaNet::new(weights, &prefix, basics.hidden, delta, basics.eps)?)
+        } else {
+            let prefix = format!("{prefix}.self_attn");
+            let gated = attention(&basics, weights, &prefix, bias, rotary)?;
+            let indexer = indexer.load(&basics, weights, &format!("{prefix}.indexer"), (&blocks_rope, rotary))?;
+            Box::new(Attention { indexer: Some(Box::new(AttentionIndexer::Blocks(indexer))), ..gated })
         };
         let ffn = Ffn::moe(with_shared(&basics, weights, layer, gate.clone(), shared_width)?);
         let [of_mixer, of_ffn] = ["attn", "mlp"].map(|part| {
@@ -190,9 +189,10 @@ impl IndexerConfig {
     ) -> Result<BlockIndexer> {
         let BlockIndexerShape { heads, width, .. } = self.shape;
         let mut linear = |name, rows| weights.linear(&format!("{prefix}.{name}"), rows, basics.hidden, false);
-        let products = match self.split {
-            true => IndexProducts::Apart(linear("q_proj", heads * width)?, linear("k_proj", width)?),
-            false => IndexProducts::Joined(linear("index_qk_proj", (heads + 1) * width)?),
+        let products = if self.split {
+            IndexProducts::Apart(linear("q_proj", heads * width)?, linear("k_proj", width)?)
+        } else {
+            IndexProducts::Joined(linear("index_qk_proj", (heads + 1) * width)?)
         };
         Ok(BlockIndexer {
             shape: self.shape,
@@ -225,8 +225,8 @@ struct NGramTables {
     given: Option<[Vec<i64>; 3]>,
 }
 
-/// The integers of a table, by their keys in a config from GGUF and their names in the weights of others: multipliers of the hash,
-/// first row and number of rows of each head.
+/// The integers of a table, by their keys in a config from GGUF and their names in the weights of others: multipliers
+/// of the hash, first row and number of rows of each head.
 const INTEGERS: [(&str, &str); 3] = [
     ("ngram_multipliers", "layer_multipliers"),
     ("ngram_heads_offsets", "ngram_heads_offsets"),
@@ -344,8 +344,8 @@ impl NGramTables {
     }
 }
 
-/// Rows of each of `tables` tables: those of all heads, each a prime number of its own from `base` on, padded to a multiple of
-/// `divisor`.
+/// Rows of each of `tables` tables: those of all heads, each a prime number of its own from `base` on, padded to a
+/// multiple of `divisor`.
 fn table_rows(tables: usize, heads: usize, base: u64, divisor: u64) -> Result<Vec<usize>> {
     let sizes = primes(base, tables * heads);
     let rows = sizes.chunks_exact(heads).map(|sizes| sizes.iter().sum::<u64>().next_multiple_of(divisor));

@@ -25,9 +25,10 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let window = AttentionMask::SlidingWindow(config.size_or(&["sliding_window_size"], 4096)?);
     let experts = config.size_or(&["moe_num_primary_experts"], 32)?;
     let top_k = config.size_or(&["moe_num_active_primary_experts"], 4)?;
-    let weighting = match config.flag_or("moe_primary_router_apply_softmax", false)? {
-        true => Weighting::SoftmaxOfChosen,
-        false => Weighting::SigmoidShareOfChosen,
+    let weighting = if config.flag_or("moe_primary_router_apply_softmax", false)? {
+        Weighting::SoftmaxOfChosen
+    } else {
+        Weighting::SigmoidShareOfChosen
     };
     let gate = Gate { score: Score::Raw, weighting, ..Gate::softmax(experts, top_k, false) }.checked()?;
     let inter = config.size_or(&["moe_ffn_hidden_size"], 768)?;
@@ -51,9 +52,10 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
 /// A list of 0 or 1 for each layer; `usual` for all if the config does not have it.
 fn layout(config: &mut Config, key: &str, layers: usize, usual: bool) -> Result<Vec<bool>> {
     let Some(given) = config.opt_counts(key)? else { return Ok(vec![usual; layers]) };
-    match given.len() == layers && given.iter().all(|flag| *flag < 2) {
-        true => Ok(given.into_iter().map(|flag| flag == 1).collect()),
-        false => Err(config_error(format!("{key} must have 0 or 1 for each of {layers} layers"))),
+    if given.len() == layers && given.iter().all(|flag| *flag < 2) {
+        Ok(given.into_iter().map(|flag| flag == 1).collect())
+    } else {
+        Err(config_error(format!("{key} must have 0 or 1 for each of {layers} layers")))
     }
 }
 

@@ -1,5 +1,6 @@
-//! Keys that only state what a model does anyway, with what it does. Which architecture has them in its config is a matter of where
-//! a model was made: another value than that of the model that was built would change the result, and is refused.
+//! Keys that only state what a model does anyway, with what it does. Which architecture has them in its config is a
+//! matter of where a model was made: another value than that of the model that was built would change the result, and
+//! is refused.
 
 use larder_core::{Gate, Renorm, Score, TensorSpec, Weighting};
 use serde_json::Value;
@@ -50,7 +51,8 @@ const ONE: &[&str] = &[
 /// What the names of weights of such norms have in them.
 const QK_NORM_WEIGHTS: [&str; 2] = [".q_norm.", ".query_layernorm."];
 
-/// The keys, with the values that the model in `stack` may have for each; `requested` are the tensors that it consists of.
+/// The keys, with the values that the model in `stack` may have for each; `requested` are the tensors that it consists
+/// of.
 pub fn stated(stack: &Stack, requested: &[TensorSpec]) -> Vec<(&'static str, Vec<Value>)> {
     let normed = requested.iter().any(|spec| QK_NORM_WEIGHTS.iter().any(|part| spec.name.contains(part)));
     let full = vec![vec!["full_attention"; stack.layer_count()].into()]; // of a model with one type of layers

@@ -85,9 +85,10 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
 fn sliding_layers(config: &mut Config, layers: usize) -> Result<Vec<bool>> {
     let Some(types) = config.opt_texts("layer_types")? else { return Ok(vec![false; layers]) };
     let known = ["full_attention", "sliding_attention"];
-    match types.len() >= layers && types.iter().all(|kind| known.contains(kind)) {
-        true => Ok(types[..layers].iter().map(|kind| *kind == known[1]).collect()),
-        false => Err(config_error(format!("layer_types must be {} for each of {layers} layers", known.join(" or ")))),
+    if types.len() >= layers && types.iter().all(|kind| known.contains(kind)) {
+        Ok(types[..layers].iter().map(|kind| *kind == known[1]).collect())
+    } else {
+        Err(config_error(format!("layer_types must be {} for each of {layers} layers", known.join(" or "))))
     }
 }
 
@@ -117,9 +118,10 @@ fn heads(config: &mut Config, basics: &Basics, sliding: &[bool]) -> Result<Vec<u
 
 /// The ropes of layers with full attention and of the others; older configs state a rope per layer.
 fn ropes(config: &mut Config, basics: &Basics, sliding: &[bool]) -> Result<(Vec<Rope>, Vec<Rotary>)> {
-    let (theta, thetas) = match config.is_list("rope_theta") {
-        true => (1e4, config.opt_numbers("rope_theta")?),
-        false => (config.number_or("rope_theta", 1e4)?, None),
+    let (theta, thetas) = if config.is_list("rope_theta") {
+        (1e4, config.opt_numbers("rope_theta")?)
+    } else {
+        (config.number_or("rope_theta", 1e4)?, None)
     };
     let partials = config.opt_numbers("partial_rotary_factors")?;
     let kind = |slides: bool, name, prefix, older| -> Result<RopeType> {
@@ -138,7 +140,8 @@ fn ropes(config: &mut Config, basics: &Basics, sliding: &[bool]) -> Result<(Vec<
     Ok(Rope::parse_types(config, &kinds, basics.context)?.into_iter().unzip())
 }
 
-/// The layers with experts: by `mlp_layer_types`, by `moe_layers_enum`, or all but the first three or as many as the config says.
+/// The layers with experts: by `mlp_layer_types`, by `moe_layers_enum`, or all but the first three or as many as the
+/// config says.
 fn sparse_layers(config: &mut Config, layers: usize) -> Result<Vec<usize>> {
     let dense = config.count_or(&["first_k_dense_replace"], 3)?;
     let listed = config.opt_counts_or_text("moe_layers_enum")?.unwrap_or_else(|| (dense..layers).collect());

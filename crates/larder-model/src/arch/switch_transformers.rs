@@ -55,15 +55,12 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     }
     let tied = config.flag_or("tie_word_embeddings", true)?;
 
-    let (embed, head): (Box<dyn EmbeddingRows>, Linear) = match tied {
-        true => {
-            let embed = weights.matrix("shared.weight", vocab, hidden)?;
-            (Box::new(embed.clone()), Linear::new(embed, None)?)
-        }
-        false => {
-            let embed = weights.rows("decoder.embed_tokens.weight", vocab, hidden)?;
-            (embed, weights.linear("lm_head", vocab, hidden, false)?)
-        }
+    let (embed, head): (Box<dyn EmbeddingRows>, Linear) = if tied {
+        let embed = weights.matrix("shared.weight", vocab, hidden)?;
+        (Box::new(embed.clone()), Linear::new(embed, None)?)
+    } else {
+        let embed = weights.rows("decoder.embed_tokens.weight", vocab, hidden)?;
+        (embed, weights.linear("lm_head", vocab, hidden, false)?)
     };
     let own = if tied { None } else { Some(weights.rows("encoder.embed_tokens.weight", vocab, hidden)?) };
     let encoder = Encoder { embed: own, ..sizes.encoder(weights, start as u32)? };

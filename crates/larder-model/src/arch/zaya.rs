@@ -1,4 +1,5 @@
-//! ZAYA1: compressed convolutional attention, routers that are MLPs and may choose no expert, scaled residual additions.
+//! ZAYA1: compressed convolutional attention, routers that are MLPs and may choose no expert, scaled residual
+//! additions.
 //!
 //! ```text
 //! x  = (embedding + b) · s                  factors and biases are those of a channel

@@ -1,7 +1,8 @@
 //! A strict reader of `config.json`: every key is used, known to have no effect on inference, or refused.
 //!
-//! Keys are refused together: those whose value an architecture does not have ([`Config::only`]) while it reads the config, and
-//! those that it has not read behind it ([`Config::judge`]). What a model cannot be built without is an error at once.
+//! Keys are refused together: those whose value an architecture does not have ([`Config::only`]) while it reads the
+//! config, and those that it has not read behind it ([`Config::judge`]). What a model cannot be built without is an
+//! error at once.
 
 use std::collections::BTreeSet;
 
@@ -307,8 +308,8 @@ impl<'a> Config<'a> {
         self.refusals.borrow_mut().extend(refusals);
     }
 
-    /// All refusals of the config, those of keys that have not been read among them. A key of `stated` says what the model does
-    /// anyway, and may have one of these values; others may be neutral, or turn nothing on.
+    /// All refusals of the config, those of keys that have not been read among them. A key of `stated` says what the
+    /// model does anyway, and may have one of these values; others may be neutral, or turn nothing on.
     pub fn judge(mut self, stated: &[(&str, Vec<Value>)]) -> Vec<Refusal> {
         let unread = |used: &BTreeSet<String>, key: &str| !used.contains(key) && !is_neutral(key);
         for (key, values) in stated {
@@ -325,7 +326,8 @@ impl<'a> Config<'a> {
     }
 }
 
-/// Whether two values of a key mean the same: 1 and 1.0 do, and numbers that are one in f32, in which they are computed with.
+/// Whether two values of a key mean the same: 1 and 1.0 do, and numbers that are one in f32, in which they are computed
+/// with.
 fn same(a: &Value, b: &Value) -> bool {
     let number = |value: &Value| value.as_f64().map(|number| number as f32);
     a == b || number(a).is_some_and(|a| number(b) == Some(a))

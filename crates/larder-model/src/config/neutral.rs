@@ -75,8 +75,8 @@ const KEYS: &[&str] = &[
     "use_mtp",
 ];
 
-/// How keys begin: initialisation, the layer for multi-token prediction, which is left out or read by its architecture, operations that
-/// are joined in one kernel, and encoders of pictures.
+/// How keys begin: initialisation, the layer for multi-token prediction, which is left out or read by its architecture,
+/// operations that are joined in one kernel, and encoders of pictures.
 const BEGINNINGS: [&str; 5] = ["initializer_", "mtp", "fuse_", "vit_", "anyres_"];
 
 /// How keys end: tokens, which those of the tokenizer and of `generation_config.json` state for a run, and dropout.

@@ -45,16 +45,17 @@ pub trait DeviceExperts: Send {
         false
     }
 
-    /// Chooses the experts of a layer on the device, and begins them and their sums. `slots` are those of all experts of the layer. The
-    /// caller has asked whether the device [chooses](Self::chooses).
+    /// Chooses the experts of a layer on the device, and begins them and their sums. `slots` are those of all experts
+    /// of the layer. The caller has asked whether the device [chooses](Self::chooses).
     fn begin_chosen(&mut self, call: &DeviceMoeCall, layout: &ExpertLayout, slots: &Arc<[usize]>) -> Result<Rows> {
         let _ = (layout, slots);
         unreachable!("the device does not choose the experts of {}", call.layer)
     }
 
-    /// Begins the choice of a layer's experts on the device, and those of the chosen ones that are there: `slots` has by expert its slot,
-    /// if it is on the device. The layer's call that [begins](Self::begin) next, with the same inputs, finds them computed; there is none
-    /// if its only token has no expert. The caller has asked whether the device [chooses](Self::chooses).
+    /// Begins the choice of a layer's experts on the device, and those of the chosen ones that are there: `slots` has
+    /// by expert its slot, if it is on the device. The layer's call that [begins](Self::begin) next, with the same
+    /// inputs, finds them computed; there is none if its only token has no expert. The caller has asked whether the
+    /// device [chooses](Self::chooses).
     fn begin_hits(&mut self, call: &DeviceMoeCall, layout: &ExpertLayout, slots: &[Option<usize>]) -> Result<()> {
         let _ = (layout, slots);
         unreachable!("the device does not choose the experts of {}", call.layer)
@@ -65,14 +66,16 @@ pub trait DeviceExperts: Send {
         let _ = in_flight;
     }
 
-    /// The experts that the device has chosen in the oldest step that was not taken yet. The caller guarantees that it is complete.
+    /// The experts that the device has chosen in the oldest step that was not taken yet. The caller guarantees that it
+    /// is complete.
     fn take_chosen(&mut self) -> Vec<ChosenOnDevice> {
         Vec::new()
     }
 
-    /// In place of [`finish`](Self::finish), and without waiting: begins [`ExpertWorkspace::sum`] on the device, for a call whose
-    /// inputs are [on the device](MoeCall::on_device), and adds the rows that the call names. Outputs of places that were not computed
-    /// there are those of `host`. `None` where a device does not have it; then nothing was changed.
+    /// In place of [`finish`](Self::finish), and without waiting: begins [`ExpertWorkspace::sum`] on the device, for a
+    /// call whose inputs are [on the device](MoeCall::on_device), and adds the rows that the call names. Outputs of
+    /// places that were not computed there are those of `host`. `None` where a device does not have it; then nothing
+    /// was changed.
     fn begin_sum(&mut self, call: &MoeCall, routed: &Routed, host: &ExpertWorkspace) -> Result<Option<Rows>> {
         let _ = (call, routed, host);
         Ok(None)

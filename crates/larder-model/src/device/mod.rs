@@ -26,7 +26,8 @@ pub trait DeviceProducts: Send + Sync {
         self.upload_rows(&MatrixShape { kind, order, rows, cols, scale, bytes: bytes.len() }, &mut copy)
     }
 
-    /// As [`upload`](Self::upload), of a matrix that `read` reads: it gets the number of a row, and a place for some whole rows.
+    /// As [`upload`](Self::upload), of a matrix that `read` reads: it gets the number of a row, and a place for some
+    /// whole rows.
     fn upload_rows(&self, shape: &MatrixShape, read: &mut dyn FnMut(usize, &mut [u8]) -> Result<()>) -> Result<usize>;
 
     /// Computes a batch of products of `x`, and waits for them.

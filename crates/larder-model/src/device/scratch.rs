@@ -1,4 +1,5 @@
-//! Scratch memory of attention and of chosen experts on a device, beside inputs and outputs: its bounds, from which memory plans count it.
+//! Scratch memory of attention and of chosen experts on a device, beside inputs and outputs: its bounds, from which
+//! memory plans count it.
 
 use larder_kernels::TILE_POSITIONS;
 
@@ -6,7 +7,8 @@ use larder_kernels::TILE_POSITIONS;
 pub const CHOICE_TOKENS: usize = 32;
 /// Queries of a tile, which read keys and values together. Kernels have the same number.
 pub const TILE_QUERIES: usize = 4;
-/// Bytes of scores per launch, unless one tile of queries has more. The sums of apart tiles of positions have at most as many.
+/// Bytes of scores per launch, unless one tile of queries has more. The sums of apart tiles of positions have at most
+/// as many.
 pub const MAX_SCORE_BYTES: usize = 16 << 20;
 /// The most tiles of queries whose position tiles are apart: as many blocks as keep large devices busy.
 pub const FEW_TILES: usize = 256;
@@ -16,8 +18,8 @@ pub fn position_tiles(positions: usize) -> usize {
     positions / TILE_POSITIONS + 2
 }
 
-/// The most bytes of scores, factors and sums of attention of `tokens` tokens of some sequences, with this number of query heads, which see up to
-/// `positions` positions with values up to `width` wide.
+/// The most bytes of scores, factors and sums of attention of `tokens` tokens of some sequences, with this number of
+/// query heads, which see up to `positions` positions with values up to `width` wide.
 pub fn device_attention_bytes(heads: usize, [tokens, sequences]: [usize; 2], positions: usize, width: usize) -> usize {
     let [tile, position_tiles] = [4 * TILE_QUERIES * positions.max(1), position_tiles(positions)];
     // Those of each key head and sequence are whole tiles.

@@ -70,9 +70,10 @@ impl AttentionDouble {
     pub(crate) fn attend(&self) -> Result<()> {
         let mut state = self.lock();
         state.calls += 1;
-        match self.failing > 0 && state.calls.is_multiple_of(self.failing) {
-            true => Err(ModelError::Device("attention on the device failed: device lost".into())),
-            false => Ok(()),
+        if self.failing > 0 && state.calls.is_multiple_of(self.failing) {
+            Err(ModelError::Device("attention on the device failed: device lost".into()))
+        } else {
+            Ok(())
         }
     }
 

@@ -16,8 +16,8 @@ use crate::experts::{MoeCall, Routed, route_on};
 use crate::input_squares::ExpertInput;
 use staged::StagedInputs;
 
-/// The most rows of inputs, one for each token of an expert, that are computed at a time: enough for all experts of a few
-/// tokens, and several times the tokens for which a kernel decodes a weight once, so that more would not be faster.
+/// The most rows of inputs, one for each token of an expert, that are computed at a time: enough for all experts of a
+/// few tokens, and several times the tokens for which a kernel decodes a weight once, so that more would not be faster.
 pub const PART_ROWS: usize = 256;
 
 /// The least number of values that a task adds up.
@@ -35,8 +35,8 @@ pub struct ExpertWorkspace {
     /// `[rows of a part, inter]`, as `up`.
     gate: Vec<f32>,
     up: Vec<f32>,
-    /// `[tokens · k, hidden]`, in the order of `places`: kept separately until all are computed, so that the sum does not depend on
-    /// the order in which experts arrive.
+    /// `[tokens · k, hidden]`, in the order of `places`: kept separately until all are computed, so that the sum does
+    /// not depend on the order in which experts arrive.
     outputs: Vec<f32>,
     /// For each place of the call, its row in `outputs`.
     output_rows: Vec<u32>,
@@ -122,14 +122,14 @@ impl ExpertWorkspace {
         self.output_rows.extend(0..routed.ids.len() as u32);
     }
 
-    /// Computes some of the call's experts, given with their bytes, for all tokens that chose them. `routed` is what the
-    /// call was begun with.
+    /// Computes some of the call's experts, given with their bytes, for all tokens that chose them. `routed` is what
+    /// the call was begun with.
     pub fn compute(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout, group: &[(ExpertId, &[u8])]) {
         self.compute_stage(call, routed, layout, ComputeStage::Whole, group);
     }
 
-    /// One stage of [`compute`](Self::compute). Experts that are computed in two stages have [`STAGED_ROWS`] rows together at
-    /// most.
+    /// One stage of [`compute`](Self::compute). Experts that are computed in two stages have [`STAGED_ROWS`] rows
+    /// together at most.
     pub fn compute_stage(
         &mut self,
         call: &MoeCall,
@@ -214,8 +214,8 @@ impl ExpertWorkspace {
         }
     }
 
-    /// The rest, with the products of the input in `gate` and `up`: biases, activation and the last product, whose outputs are written where
-    /// they stay.
+    /// The rest, with the products of the input in `gate` and `up`: biases, activation and the last product, whose
+    /// outputs are written where they stay.
     fn compute_rest(&mut self, call: &MoeCall, layout: &ExpertLayout, part: &[ExpertRows]) {
         let ExpertWorkspace { compute, inner, gate, up, outputs, .. } = self;
         let (inter, hidden, act) = (layout.up.rows, layout.down.rows, call.act);

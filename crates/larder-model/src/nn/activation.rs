@@ -60,8 +60,8 @@ impl Activation {
         })
     }
 
-    /// Replaces each value by its activation, for experts without a gate: [`combine`](Self::combine) with an `up` that has
-    /// no effect.
+    /// Replaces each value by its activation, for experts without a gate: [`combine`](Self::combine) with an `up` that
+    /// has no effect.
     pub fn apply(self, values: &mut [f32]) {
         let each = |values: &mut [f32], f: fn(f32) -> f32| values.iter_mut().for_each(|v| *v = f(*v));
         match self {

@@ -48,8 +48,8 @@ impl AttentionIndexer {
         }
     }
 
-    /// Appends what the layer keeps of the tokens, and chooses positions for each: the lengths of the lists, or none if each token attends to
-    /// all that it sees. `products` are its [`products`](Self::products).
+    /// Appends what the layer keeps of the tokens, and chooses positions for each: the lengths of the lists, or none if
+    /// each token attends to all that it sees. `products` are its [`products`](Self::products).
     pub(super) fn select(
         &self,
         products: &[Rows],

@@ -1,5 +1,5 @@
-//! The indexer of Qwen4's sparse attention (QSA): small queries, and a key for each block of tokens, choose the blocks which attention
-//! goes over beside the last, incomplete one.
+//! The indexer of Qwen4's sparse attention (QSA): small queries, and a key for each block of tokens, choose the blocks
+//! which attention goes over beside the last, incomplete one.
 
 use super::block_keys::BlockKeys;
 use super::index_choice::{choose, head_rotation};
@@ -31,8 +31,8 @@ pub enum IndexProducts {
     Apart(Linear, Linear),
 }
 
-/// Chooses, for each token, the complete blocks with the highest sum over heads of `max(query · key, 0)`. The key of a block is the
-/// mean of those of its tokens, normalised and rotated by its first position.
+/// Chooses, for each token, the complete blocks with the highest sum over heads of `max(query · key, 0)`. The key of a
+/// block is the mean of those of its tokens, normalised and rotated by its first position.
 pub struct BlockIndexer {
     /// Sizes.
     pub shape: BlockIndexerShape,

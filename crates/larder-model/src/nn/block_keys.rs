@@ -29,8 +29,8 @@ struct NewRows {
 }
 
 impl BlockKeys<'_> {
-    /// Appends what the tokens of a step yield, `[tokens, width]`, to further rows of a layer, of the kind with number `first`, and the keys of
-    /// the blocks that are then complete to those of the next kind.
+    /// Appends what the tokens of a step yield, `[tokens, width]`, to further rows of a layer, of the kind with number
+    /// `first`, and the keys of the blocks that are then complete to those of the next kind.
     pub fn append(
         &self,
         parts: Rows,

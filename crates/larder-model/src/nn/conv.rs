@@ -27,10 +27,7 @@ impl CausalConv {
     /// `prefix.weight [channels, 1, width]`, `prefix.bias [channels]` if `bias`
     pub fn new(weights: &mut WeightLoader, prefix: &str, channels: usize, width: usize, bias: bool) -> Result<Self> {
         let conv = CausalConv::joined(weights, &[prefix], channels, width)?;
-        let bias = match bias {
-            true => Some(weights.vector(&format!("{prefix}.bias"), &[channels])?),
-            false => None,
-        };
+        let bias = if bias { Some(weights.vector(&format!("{prefix}.bias"), &[channels])?) } else { None };
         Ok(CausalConv { bias, ..conv })
     }
 
@@ -93,8 +90,9 @@ impl CausalConv {
     }
 }
 
-/// Some tokens of a causal depthwise convolution, from number `first` on: `out [some, channels]` of `x [tokens, channels]`, before which there is
-/// the `window` of the last `(width - 1) · dilation` inputs; `taps [width, channels]`.
+/// Some tokens of a causal depthwise convolution, from number `first` on: `out [some, channels]` of
+/// `x [tokens, channels]`, before which there is the `window` of the last `(width - 1) · dilation` inputs;
+/// `taps [width, channels]`.
 pub fn convolve_rows(
     [taps, window, x]: [&[f32]; 3],
     bias: Option<&[f32]>,
@@ -152,7 +150,8 @@ impl Mixer for ShortConv {
     }
 
     fn scratch(&self, hidden: usize) -> TokenScratch {
-        // Input and output; the three products; the gated one; the convolved one with its input and window, gated again.
+        // Input and output; the three products; the gated one; the convolved one with its input and window, gated
+        // again.
         TokenScratch { floats: (2 + 3 + 1 + 3) * hidden, input: hidden }
     }
 }

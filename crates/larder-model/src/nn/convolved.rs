@@ -1,5 +1,5 @@
-//! The inputs of compressed convolutional attention (CCA), of ZAYA: queries and keys are mixed with those of the tokens before by
-//! two causal convolutions, and half of the values are those of the token before.
+//! The inputs of compressed convolutional attention (CCA), of ZAYA: queries and keys are mixed with those of the tokens
+//! before by two causal convolutions, and half of the values are those of the token before.
 //!
 //! ```text
 //! raw     = [q(x), k(x)]
@@ -46,7 +46,8 @@ pub struct ConvolvedInputs {
     q: Linear,       // [heads · head_dim, hidden]
     k: Linear,       // [kv_heads · head_dim, hidden]
     current: Linear, // [kv_heads · head_dim / 2, hidden]
-    /// As `current`; its bias is added when the next token takes the value, because the first token gets the bias alone.
+    /// As `current`; its bias is added when the next token takes the value, because the first token gets the bias
+    /// alone.
     delayed: Linear,
     delayed_bias: Option<Vec<f32>>,
     depthwise: CausalConv,
@@ -96,10 +97,7 @@ impl ConvolvedInputs {
             k: weights.linear(&name("k_proj"), kv_heads * head_dim, hidden, bias)?,
             current: weights.linear(&name("v_proj_current"), half, hidden, bias)?,
             delayed: weights.linear(&name("v_proj_delayed"), half, hidden, false)?,
-            delayed_bias: match bias {
-                true => Some(weights.vector(&name("v_proj_delayed.bias"), &[half])?),
-                false => None,
-            },
+            delayed_bias: if bias { Some(weights.vector(&name("v_proj_delayed.bias"), &[half])?) } else { None },
             depthwise: CausalConv::new(weights, &name("conv_qk_depthwise"), channels, taps[0], true)?,
             grouped: weights.grouped_kernel(&format!("{grouped}.weight"), heads + kv_heads, head_dim, taps[1])?,
             grouped_bias: weights.vector(&format!("{grouped}.bias"), &[channels])?,
@@ -155,8 +153,8 @@ impl ConvolvedInputs {
     /// What [`forward`](Self::forward) allocates per token beside queries, keys and values.
     pub fn scratch(&self) -> TokenScratch {
         let (channels, taps) = (self.shape.channels(), self.shape.taps[1]);
-        // Products and both side by side; the convolution's input with its window, twice, and its output; what the second one gets
-        // and yields, by head and by token, twice; values and those of the token before.
+        // Products and both side by side; the convolution's input with its window, twice, and its output; what the
+        // second one gets and yields, by head and by token, twice; values and those of the token before.
         let floats = 2 * channels + 3 * channels + taps * channels + 3 * channels + 4 * self.shape.half();
         TokenScratch { floats, input: taps * channels }
     }
@@ -177,7 +175,8 @@ pub(crate) struct MixedHeads<'a> {
 }
 
 impl MixedHeads<'_> {
-    /// Queries and keys of a token, of what was projected, queries and keys, and of what was convolved, which still lacks its bias.
+    /// Queries and keys of a token, of what was projected, queries and keys, and of what was convolved, which still
+    /// lacks its bias.
     pub fn of(&self, [queries, keys, mixed]: [&[f32]; 3], [q, k]: [&mut [f32]; 2]) {
         let MixedHeads { heads, kv_heads, head_dim, bias, factors } = *self;
         let group = heads / kv_heads;

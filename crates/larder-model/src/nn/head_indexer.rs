@@ -1,4 +1,5 @@
-//! The indexer of MiniMax's sparse attention (MSA): each of its heads chooses blocks of positions for a part of the heads of attention.
+//! The indexer of MiniMax's sparse attention (MSA): each of its heads chooses blocks of positions for a part of the
+//! heads of attention.
 
 use std::iter;
 
@@ -39,8 +40,8 @@ pub struct HeadIndexer {
 }
 
 impl HeadIndexer {
-    /// Loads the tensors whose names begin with `prefix`; the weights of norms are stored less one, and `eps` is added under their roots. `rotary`
-    /// turns the first values of queries and keys.
+    /// Loads the tensors whose names begin with `prefix`; the weights of norms are stored less one, and `eps` is added
+    /// under their roots. `rotary` turns the first values of queries and keys.
     pub fn new(
         weights: &mut WeightLoader,
         prefix: &str,
@@ -85,7 +86,8 @@ impl HeadIndexer {
         if self.has_choice(pass) { vec![&self.key, &self.query] } else { vec![&self.key] }
     }
 
-    /// Appends the keys of the tokens to what the layer keeps, and chooses positions for each token: a list for each head.
+    /// Appends the keys of the tokens to what the layer keeps, and chooses positions for each token: a list for each
+    /// head.
     pub(super) fn select(
         &self,
         products: &[Rows],

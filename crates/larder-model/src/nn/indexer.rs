@@ -1,5 +1,5 @@
-//! The indexer of sparse attention (DSA, the lightning indexer of DeepSeek): small queries and keys that choose the positions
-//! which attention goes over. In some models a block of tokens has one key, and is chosen as a whole.
+//! The indexer of sparse attention (DSA, the lightning indexer of DeepSeek): small queries and keys that choose the
+//! positions which attention goes over. In some models a block of tokens has one key, and is chosen as a whole.
 
 use super::index_choice::{NewIndexRows, choose, head_rotation};
 use super::pass::ListLengths;
@@ -115,8 +115,9 @@ impl Indexer {
         products
     }
 
-    /// Appends what it keeps of the tokens to the further rows of their states, which are its own, and chooses positions for each token;
-    /// `products` are its [`products`](Self::products), and `latent [n, q_rank]` is what the queries of attention are made of.
+    /// Appends what it keeps of the tokens to the further rows of their states, which are its own, and chooses
+    /// positions for each token; `products` are its [`products`](Self::products), and `latent [n, q_rank]` is what the
+    /// queries of attention are made of.
     pub(super) fn select(
         &self,
         products: &[Rows],

@@ -10,8 +10,8 @@ pub enum KvFormat {
     F32,
     /// Rounded to half the bytes.
     F16,
-    /// Rounded to eight bits in blocks of 32, each with a scale; rows are padded to whole blocks. Attention is that of the
-    /// rounded values in f32.
+    /// Rounded to eight bits in blocks of 32, each with a scale; rows are padded to whole blocks. Attention is that of
+    /// the rounded values in f32.
     Q8_0,
 }
 

@@ -11,8 +11,8 @@ use crate::device::{DeviceAttention, KvPageShape, Place};
 use crate::error::{ModelError, Result};
 use crate::ops::CpuPages;
 
-/// Hands out pages of [`KV_PAGE_TOKENS`] positions of one layer's keys or values, and counts the bytes of recurrent states.
-/// Pages that are given back are used again.
+/// Hands out pages of [`KV_PAGE_TOKENS`] positions of one layer's keys or values, and counts the bytes of recurrent
+/// states. Pages that are given back are used again.
 pub struct KvPool {
     format: KvFormat,
     checkpoints: CheckpointPolicy,
@@ -21,7 +21,8 @@ pub struct KvPool {
     host: Arc<CpuPages>,
     /// The device that has pages; `None` if all are in main memory.
     device: Option<Arc<dyn DeviceAttention>>,
-    /// The number of layers with keys and values on the device, the first ones in [their order](LayerShape::device_order).
+    /// The number of layers with keys and values on the device, the first ones in [their
+    /// order](LayerShape::device_order).
     device_layers: usize,
     state: Mutex<PoolState>,
 }
@@ -53,7 +54,8 @@ impl KvUsage {
 }
 
 impl KvPool {
-    /// A pool of up to `limit_bytes` bytes, `None` for no limit, with pages in main memory, and on a device if there is one.
+    /// A pool of up to `limit_bytes` bytes, `None` for no limit, with pages in main memory, and on a device if there is
+    /// one.
     pub fn new(
         format: KvFormat,
         checkpoints: CheckpointPolicy,

@@ -57,7 +57,8 @@ impl KvRows {
         self.shape.map_or(0, |shape| shape.bytes()) * self.pages.len()
     }
 
-    /// The values of rows: `[positions, heads, width]`. The caller guarantees that they are stored. Waits for a device that has them.
+    /// The values of rows: `[positions, heads, width]`. The caller guarantees that they are stored. Waits for a device
+    /// that has them.
     pub fn widened(&self, positions: Range<usize>, width: usize) -> Result<Vec<f32>> {
         let Some(KvPageShape { kind, heads, positions: of_page, row_bytes }) = self.shape else {
             return Ok(Vec::new());
@@ -162,7 +163,8 @@ impl KvRows {
         self.pages.last().expect("the page was made writable").write(at, &bytes)
     }
 
-    /// Writes the rows that are stored, as [`saved_state`](crate::saved_state) has them; nothing before the first append.
+    /// Writes the rows that are stored, as [`saved_state`](crate::saved_state) has them; nothing before the first
+    /// append.
     pub fn save(&self, out: &mut dyn Write) -> io::Result<()> {
         let Some(shape) = self.shape else { return Ok(()) };
         out.write_all(&(self.first_page as u32).to_le_bytes())?;

@@ -96,12 +96,13 @@ impl LatentAttention {
         };
         let kv_a = weights.linear(&name("kv_a_proj_with_mqa"), kv_rank + rope, hidden, bias)?;
         let kv_norm = Norm::rms(weights, &name("kv_a_layernorm"), kv_rank, shape.norm_eps)?;
-        let [to_latent, to_value] = match shape.split_kv_b {
-            true => [
+        let [to_latent, to_value] = if shape.split_kv_b {
+            [
                 weights.heads(&name("k_b_proj.weight"), [heads, kv_rank, nope])?,
                 weights.heads(&name("v_b_proj.weight"), [heads, value, kv_rank])?,
-            ],
-            false => weights.split_heads(&name("kv_b_proj.weight"), heads, [nope, value], kv_rank)?,
+            ]
+        } else {
+            weights.split_heads(&name("kv_b_proj.weight"), heads, [nope, value], kv_rank)?
         };
         let o = weights.linear(&name(shape.output), hidden, heads * value, bias)?;
         Ok(LatentAttention {

@@ -62,8 +62,8 @@ pub struct FurtherShape {
     pub row: RowShape,
     /// Tokens of each row, at least one: after `n` tokens there are `n / tokens_per_row` rows, one per complete block.
     pub tokens_per_row: usize,
-    /// The tokens whose rows are needed when a token is computed. Under another mask than the causal one a mixer appends at most
-    /// [`KV_PAGE_TOKENS`] rows at a time, and then gives back those that are not needed.
+    /// The tokens whose rows are needed when a token is computed. Under another mask than the causal one a mixer
+    /// appends at most [`KV_PAGE_TOKENS`] rows at a time, and then gives back those that are not needed.
     pub mask: AttentionMask,
     /// The most rows that a token reads, if they are chosen for it.
     pub chosen: Option<usize>,
@@ -92,7 +92,8 @@ impl FurtherShape {
             }
             AttentionMask::SlidingWindow(width) | AttentionMask::Chunked(width) => width,
         };
-        // Beside the window what is kept for rewinding, what is appended before rows are given back, and the rest of the first page.
+        // Beside the window what is kept for rewinding, what is appended before rows are given back, and the rest of
+        // the first page.
         let behind = REWIND_POSITIONS + CheckpointPolicy::default().every;
         let rows = window.saturating_add(behind) / self.tokens_per_row;
         SequenceMemory::kept_rows(heads, width, rows.saturating_add(2 * KV_PAGE_TOKENS + 2))
@@ -156,8 +157,8 @@ impl LayerShape {
         self.keys.is_some()
     }
 
-    /// The layers that can have keys and values on a device, in the order in which they get a place there: those with a window alone first,
-    /// as they take the least memory.
+    /// The layers that can have keys and values on a device, in the order in which they get a place there: those with a
+    /// window alone first, as they take the least memory.
     pub fn device_order(layers: &[LayerShape]) -> Vec<usize> {
         let mut order: Vec<usize> = (0..layers.len()).filter(|layer| layers[*layer].can_be_on_device()).collect();
         order.sort_by_key(|layer| layers[*layer].grows());

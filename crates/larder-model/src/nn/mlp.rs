@@ -54,8 +54,8 @@ impl Mlp {
         Ok(Mlp { first: First::Gated(gate, up), down, act })
     }
 
-    /// Loads gate and up from one matrix, which has all rows of gate and then those of up, and down; they have these names below `prefix`.
-    /// Without biases.
+    /// Loads gate and up from one matrix, which has all rows of gate and then those of up, and down; they have these
+    /// names below `prefix`. Without biases.
     pub fn joined(
         weights: &mut WeightLoader,
         prefix: &str,

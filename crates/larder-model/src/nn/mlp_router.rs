@@ -49,10 +49,7 @@ impl MlpRouter {
         Ok(MlpRouter {
             shape,
             down: weights.linear(&name("down_proj"), width, hidden, true)?,
-            scale: match carried {
-                true => Some(weights.vector(&name("router_states_scale"), &[width])?),
-                false => None,
-            },
+            scale: if carried { Some(weights.vector(&name("router_states_scale"), &[width])?) } else { None },
             scale_copy: Constant::default(),
             norm: Norm::rms(weights, &name("router_mlp.norm"), width, eps)?,
             inner: [
@@ -112,7 +109,8 @@ impl MlpRouter {
 
     /// Numbers that [`forward`](Self::forward) allocates per token.
     pub(super) fn floats(&self) -> usize {
-        // The state twice, that of the layer before, the norm's output, that of a product twice; logits twice, probabilities.
+        // The state twice, that of the layer before, the norm's output, that of a product twice; logits twice,
+        // probabilities.
         6 * self.shape.width + 3 * (self.shape.experts + 1)
     }
 }

@@ -120,7 +120,8 @@ pub trait Mixer: Send + Sync {
     /// Appends the state of `tokens` tokens that were not computed: values of `rng` of a plausible size.
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()>;
 
-    /// How many rows of a table of n-grams were read and found in memory so far, if the layer has such a table on the SSD.
+    /// How many rows of a table of n-grams were read and found in memory so far, if the layer has such a table on the
+    /// SSD.
     fn ngram_rows(&self) -> Option<RowTraffic> {
         None
     }
@@ -130,8 +131,8 @@ pub trait Mixer: Send + Sync {
         false
     }
 
-    /// What [`forward`](Self::forward) allocates per token, the norm before it included, in a model whose residual stream
-    /// is `hidden` wide.
+    /// What [`forward`](Self::forward) allocates per token, the norm before it included, in a model whose residual
+    /// stream is `hidden` wide.
     fn scratch(&self, hidden: usize) -> TokenScratch;
 
     /// Query heads, if it is attention; else 0.

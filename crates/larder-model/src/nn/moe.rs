@@ -40,7 +40,8 @@ pub struct Moe {
     pub early: bool,
     /// Factor on the sum of the routed experts.
     pub factor: f64,
-    /// The experts of each token of the vocabulary, where the token decides on them and the router on their weights only.
+    /// The experts of each token of the vocabulary, where the token decides on them and the router on their weights
+    /// only.
     pub by_token: Option<ExpertsByToken>,
     /// The projections around the routed experts, where these are narrower than the residual stream.
     pub latent: Option<LatentExperts>,
@@ -90,8 +91,8 @@ impl ExpertsByToken {
     }
 }
 
-/// A dense MLP whose output is added to that of the experts. Both are normalised apart, and the router has an input of its
-/// own.
+/// A dense MLP whose output is added to that of the experts. Both are normalised apart, and the router has an input of
+/// its own.
 pub struct DenseBeside {
     /// Norm before the router.
     pub router_norm: Norm,
@@ -167,8 +168,8 @@ impl Moe {
         self.latent.as_ref().map_or(Ok(x), |latent| latent.down.forward(x, ops))
     }
 
-    /// What the router finds for the residual stream and what the norm of the layer makes of it; `before` is the state of the router of the
-    /// layer before.
+    /// What the router finds for the residual stream and what the norm of the layer makes of it; `before` is the state
+    /// of the router of the layer before.
     pub(crate) fn route(&self, [stream, x]: [Rows; 2], before: Option<Rows>, ops: &dyn Ops) -> Result<RouterRows> {
         let input = match &self.beside {
             _ if self.early => stream,
@@ -206,8 +207,8 @@ impl Moe {
         self.output(sums, on_device.residual.is_some() || on_device.shared.is_some(), always, input, ops)
     }
 
-    /// Begins the experts that a device has, before the host knows the choice. [`forward`](Self::forward) follows. Not of several tokens if
-    /// some may have no expert, since the others are computed apart then.
+    /// Begins the experts that a device has, before the host knows the choice. [`forward`](Self::forward) follows. Not
+    /// of several tokens if some may have no expert, since the others are computed apart then.
     fn begin_hits(&self, input: &MoeInput, known: Option<KnownExperts>, device: &mut dyn DevicePath) -> Result<()> {
         if (self.router.may_skip() && input.x.rows > 1) || self.capacity.is_some() {
             return Ok(());
@@ -216,8 +217,8 @@ impl Moe {
         device.begin_hits(&self.device_call(input, known, on_device))
     }
 
-    /// The output of the layer. `known` are the experts, if they are known; `next` is the next layer with experts, and what hints at its choice,
-    /// which the host waits for together with the router.
+    /// The output of the layer. `known` are the experts, if they are known; `next` is the next layer with experts, and
+    /// what hints at its choice, which the host waits for together with the router.
     pub(crate) fn forward(
         &self,
         input: &MoeInput,
@@ -286,8 +287,8 @@ impl Moe {
         }
     }
 
-    /// The output of the layer, from the sums of its routed experts in their own width; `is_added` if what [`on_device`](Self::on_device)
-    /// names has been added to them.
+    /// The output of the layer, from the sums of its routed experts in their own width; `is_added` if what
+    /// [`on_device`](Self::on_device) names has been added to them.
     fn output(
         &self,
         sums: Rows,
@@ -344,7 +345,8 @@ impl Moe {
     /// [`ExpertPath`] are not.
     pub fn scratch(&self, hidden: usize) -> TokenScratch {
         let shared = self.shared.as_ref().map(|shared| shared.mlp.scratch(hidden)).unwrap_or_default();
-        // Input, output and their sum; logits; per expert of a token the choice with its weight, twice while it is made.
+        // Input, output and their sum; logits; per expert of a token the choice with its weight, twice while it is
+        // made.
         let own = 3 * hidden + self.router.floats(self.gate.experts) + 4 * self.gate.top_k;
         let beside = self.beside.as_ref().map(|beside| beside.mlp.scratch(hidden)).unwrap_or_default();
         let latent = self.latent.as_ref().map_or(0, |latent| 2 * latent.down.rows());
@@ -366,7 +368,8 @@ fn within_capacity(capacity: usize, call: &MoeCall) -> Vec<usize> {
     (0..call.tokens).filter(|token| has_room(token)).collect()
 }
 
-/// Computes the experts of some tokens of a call, which are in order. The others have no expert, and what they get is zero.
+/// Computes the experts of some tokens of a call, which are in order. The others have no expert, and what they get is
+/// zero.
 fn forward_some(kept: &[usize], call: &MoeCall, experts: &mut dyn ExpertPath, out: &mut [f32]) -> Result<Routed> {
     let MoeCall { gate, logits, x, tokens, origins, .. } = *call;
     let k = gate.top_k;

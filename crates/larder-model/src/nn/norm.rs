@@ -130,9 +130,10 @@ mod tests {
         let weight: Vec<f32> = (0..13).map(|i| 1.0 + i as f32 * 0.1).collect();
         let bias: Vec<f32> = (0..13).map(|i| i as f32 * 0.01).collect();
         for layer in [false, true] {
-            let norm = match layer {
-                true => Norm::Layer { weight: weight.clone().into(), bias: bias.clone().into(), eps: 1e-5 },
-                false => Norm::Rms { weight: weight.clone().into(), eps: 1e-5 },
+            let norm = if layer {
+                Norm::Layer { weight: weight.clone().into(), bias: bias.clone().into(), eps: 1e-5 }
+            } else {
+                Norm::Rms { weight: weight.clone().into(), eps: 1e-5 }
             };
             let got = forward(&norm, &x, 13);
             for (r, row) in x.chunks(13).enumerate() {

@@ -17,7 +17,8 @@ pub(super) struct StateParts<'a> {
 }
 
 impl StateParts<'_> {
-    /// Takes in `tokens` tokens: `advance` gets the number of a part, its state, and its output `[tokens, width]` to be written.
+    /// Takes in `tokens` tokens: `advance` gets the number of a part, its state, and its output `[tokens, width]` to be
+    /// written.
     ///
     /// Each part is a task, and its arithmetic does not depend on which thread has it.
     pub fn advance(self, tokens: usize, threads: &ThreadPool, advance: impl Fn(usize, &mut [f32], &mut [f32]) + Sync) {

@@ -36,8 +36,8 @@ impl RecurrentState {
         RecurrentState { pool: pool.clone(), current: None, checkpoints: Vec::new() }
     }
 
-    /// The page of the state, and those of its checkpoints, for the next `tokens` tokens, which an operation takes in from row `first_row`
-    /// on.
+    /// The page of the state, and those of its checkpoints, for the next `tokens` tokens, which an operation takes in
+    /// from row `first_row` on.
     pub(crate) fn extend(&mut self, tokens: usize, lens: StateLens, first_row: usize) -> Result<StateSpan> {
         let (policy, start) = (self.pool.checkpoints(), self.tokens());
         let end = start + tokens;
@@ -69,7 +69,8 @@ impl RecurrentState {
         self.current.as_ref().map_or_else(zeros, |current| Ok(current.values()?.split_off(lens.window)))
     }
 
-    /// Takes in `tokens` tokens that were not computed: at each checkpoint and at the end the state has values of `rng`.
+    /// Takes in `tokens` tokens that were not computed: at each checkpoint and at the end the state has values of
+    /// `rng`.
     pub fn fill(&mut self, tokens: usize, lens: StateLens, rng: &mut Rng) -> Result<()> {
         let span = self.extend(tokens, lens, 0)?;
         for page in span.copies.iter().map(|(_, page)| *page).chain([span.page]) {
@@ -79,7 +80,8 @@ impl RecurrentState {
         Ok(())
     }
 
-    /// Writes the checkpoints and the state, as [`saved_state`](crate::saved_state) has them; nothing before the first token.
+    /// Writes the checkpoints and the state, as [`saved_state`](crate::saved_state) has them; nothing before the first
+    /// token.
     pub fn save(&self, out: &mut dyn Write) -> io::Result<()> {
         let Some(current) = &self.current else { return Ok(()) };
         let earlier = self.checkpoints.iter().filter(|checkpoint| checkpoint.tokens < current.tokens);
@@ -94,8 +96,8 @@ impl RecurrentState {
         Ok(())
     }
 
-    /// The state after `len` tokens that [`save`](Self::save) wrote. Of its checkpoints the latest are kept, as many as the
-    /// policy has.
+    /// The state after `len` tokens that [`save`](Self::save) wrote. Of its checkpoints the latest are kept, as many as
+    /// the policy has.
     pub(crate) fn load(
         pool: &Arc<KvPool>,
         lens: StateLens,
@@ -145,8 +147,8 @@ impl RecurrentState {
         Ok(own.page.id())
     }
 
-    /// How many of the first `len` tokens can be kept: those before the newest state at or before `len`. A state without
-    /// tokens, which belongs to a layer with another mixer, keeps all.
+    /// How many of the first `len` tokens can be kept: those before the newest state at or before `len`. A state
+    /// without tokens, which belongs to a layer with another mixer, keeps all.
     pub fn keepable(&self, len: usize) -> usize {
         let Some(current) = &self.current else { return len };
         let states = self.checkpoints.iter().chain([current]);

@@ -1,5 +1,5 @@
-//! Attention of T5: scores that are not scaled, with a bias by the distance from query to key, over the own sequence or over
-//! the output of an encoder.
+//! Attention of T5: scores that are not scaled, with a bias by the distance from query to key, over the own sequence or
+//! over the output of an encoder.
 
 use std::sync::Arc;
 
@@ -39,9 +39,10 @@ impl DistanceBuckets {
     /// The bucket of a key `distance` positions after the query; before it, if negative. The first half of the buckets
     /// have one distance each, the others grow by a constant factor.
     fn of(self, distance: i64) -> usize {
-        let (count, first, far) = match self.bidirectional {
-            true => (self.count / 2, if distance > 0 { self.count / 2 } else { 0 }, distance.unsigned_abs() as usize),
-            false => (self.count, 0, (-distance).max(0) as usize),
+        let (count, first, far) = if self.bidirectional {
+            (self.count / 2, if distance > 0 { self.count / 2 } else { 0 }, distance.unsigned_abs() as usize)
+        } else {
+            (self.count, 0, (-distance).max(0) as usize)
         };
         let exact = count / 2;
         if far < exact {
@@ -117,7 +118,8 @@ impl RelativeAttention {
         self.write(products, rows, near.ops)
     }
 
-    /// `x [tokens, hidden]`, of which every token attends to all that its state [remembers](Self::remember) → same shape
+    /// `x [tokens, hidden]`, of which every token attends to all that its state [remembers](Self::remember) → same
+    /// shape
     pub fn over_encoded(&self, x: Rows, states: &LayerStates, pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows> {
         let near = Near::new(self.o.compute(), states.place(), ops);
         let [queries] = near.take([self.q.forward(x, ops)?])?;

@@ -31,8 +31,8 @@ pub struct RowAttention<'a> {
 }
 
 impl RowAttention<'_> {
-    /// The attention of the tokens of a step, whose keys and values are appended: to the rows that `mask` lets each see, or to those of the
-    /// last choice, whose lists have these lengths.
+    /// The attention of the tokens of a step, whose keys and values are appended: to the rows that `mask` lets each
+    /// see, or to those of the last choice, whose lists have these lengths.
     pub fn forward(
         &self,
         heads: &Heads,

@@ -17,8 +17,8 @@ pub struct ChoiceShape {
 }
 
 impl ChoiceShape {
-    /// The most bytes that choice and attention take in a model of `context` tokens, whatever the number of tokens of a step: copies
-    /// of rows, scores, and the order of these.
+    /// The most bytes that choice and attention take in a model of `context` tokens, whatever the number of tokens of a
+    /// step: copies of rows, scores, and the order of these.
     pub fn fixed_bytes(self, context: usize) -> usize {
         let scores = SCORES.max(context).saturating_mul(size_of::<f32>() + size_of::<u32>());
         gather_bytes(self.rows.min(context), self.values).saturating_add(scores)
@@ -32,8 +32,8 @@ impl ChoiceShape {
     }
 }
 
-/// The places of the `count` highest scores, ascending. Of equal scores the earlier one is taken. NaN, whose sign differs between processors,
-/// counts as minus infinity.
+/// The places of the `count` highest scores, ascending. Of equal scores the earlier one is taken. NaN, whose sign
+/// differs between processors, counts as minus infinity.
 pub fn highest(scores: &[f32], count: usize) -> Vec<u32> {
     let mut places: Vec<u32> = (0..scores.len() as u32).collect();
     if count < places.len() {

@@ -8,8 +8,8 @@ use super::{Heads, Rotation, Rows};
 use crate::device::KvView;
 use crate::error::Result;
 
-/// The queries of an indexer for the tokens of a step: for each token one, or one for each part of the heads of attention. Each makes a list
-/// of positions.
+/// The queries of an indexer for the tokens of a step: for each token one, or one for each part of the heads of
+/// attention. Each makes a list of positions.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexChoice<'a> {
     /// `[tokens, parts · heads · width]`
@@ -41,7 +41,8 @@ pub enum IndexBlocks {
     OfRows {
         /// Rows of a block.
         rows: usize,
-        /// The last blocks that come before all others, at least one and at most as many as are chosen; the last one may be incomplete.
+        /// The last blocks that come before all others, at least one and at most as many as are chosen; the last one
+        /// may be incomplete.
         local: usize,
     },
 }
@@ -91,11 +92,12 @@ impl IndexChoice<'_> {
 pub struct BlockPooling {
     /// Rows of a block.
     pub rate: usize,
-    /// Of rows that are values and then logits, values that are [kept](super::Ops::keep), `[rate, channels]`: they are added to the logits
-    /// by the place in the block, and values weighted by the softmax. Without them, the key is the mean of the rows.
+    /// Of rows that are values and then logits, values that are [kept](super::Ops::keep), `[rate, channels]`: they are
+    /// added to the logits by the place in the block, and values weighted by the softmax. Without them, the key is the
+    /// mean of the rows.
     pub places: Option<usize>,
-    /// Whether rows with places have twice the channels of a key: those of the block before take part with the first half, and those of the
-    /// block with the second.
+    /// Whether rows with places have twice the channels of a key: those of the block before take part with the first
+    /// half, and those of the block with the second.
     pub overlap: bool,
 }
 
@@ -112,16 +114,16 @@ impl BlockPooling {
 
 /// The choice of rows by an indexer, and attention to them. A device keeps the last choice.
 pub trait ChoiceOps {
-    /// The first part of [`attend_new`](super::Ops::attend_new): norms and rotations of new tokens are computed, and keys and values
-    /// written. The result are the queries, `[tokens, heads · key width]`.
+    /// The first part of [`attend_new`](super::Ops::attend_new): norms and rotations of new tokens are computed, and
+    /// keys and values written. The result are the queries, `[tokens, heads · key width]`.
     fn begin_heads(&self, heads: &Heads, tasks: &[&AttentionArgs<KvView>]) -> Result<Rows>;
 
-    /// Attention of queries, `[tokens, heads · key width]`, to all rows that each sees, with the values of a bias that is
-    /// [kept](super::Ops::keep), if the tasks have one. Tasks come without queries.
+    /// Attention of queries, `[tokens, heads · key width]`, to all rows that each sees, with the values of a bias that
+    /// is [kept](super::Ops::keep), if the tasks have one. Tasks come without queries.
     fn attend_all(&self, queries: Rows, tasks: &[&AttentionArgs<KvView>], bias: Option<usize>) -> Result<Rows>;
 
-    /// Norm and rotation of `heads` heads of each row of `x`: the weight of an RMS norm, and what it adds under the root. May overwrite
-    /// `x`.
+    /// Norm and rotation of `heads` heads of each row of `x`: the weight of an RMS norm, and what it adds under the
+    /// root. May overwrite `x`.
     fn rotate_heads(
         &self,
         x: Rows,
@@ -139,19 +141,20 @@ pub trait ChoiceOps {
     /// A row for each of some blocks of rows of each sequence, which are one head: `[blocks, width]`.
     fn pool_blocks(&self, rows: &[(KvView, Range<usize>)], pooling: &BlockPooling) -> Result<Rows>;
 
-    /// Chooses the positions of each list: those of the rows with the highest scores, out of the rows of its sequence, and those behind the
-    /// last row. `rows` has for each sequence its rows, one head of them, and its lists. A list is ascending; of equal scores the earlier row
-    /// is chosen. Scores are those of [`larder_kernels::index_scores`]. The lists are kept until the next choice, or the next lists that are
-    /// [sent](Self::send_choice).
+    /// Chooses the positions of each list: those of the rows with the highest scores, out of the rows of its sequence,
+    /// and those behind the last row. `rows` has for each sequence its rows, one head of them, and its lists. A list is
+    /// ascending; of equal scores the earlier row is chosen. Scores are those of [`larder_kernels::index_scores`]. The
+    /// lists are kept until the next choice, or the next lists that are [sent](Self::send_choice).
     fn choose_rows(&self, index: &IndexChoice, rows: &[(KvView, usize)]) -> Result<()>;
 
-    /// Attention of queries on the device, `[tokens, heads · key width]`, to the rows of the last choice: `counts` has the length of each
-    /// list, of which a token has one, or one for each part of its heads. Tasks come without queries.
+    /// Attention of queries on the device, `[tokens, heads · key width]`, to the rows of the last choice: `counts` has
+    /// the length of each list, of which a token has one, or one for each part of its heads. Tasks come without
+    /// queries.
     fn attend_chosen(&self, queries: Rows, tasks: &[&AttentionArgs<KvView>], counts: &[usize]) -> Result<Rows>;
 
-    /// Attention of queries on the device as [`attend_chosen`](Self::attend_chosen), to rows of two sources, whose pages are one view: of each
-    /// token to the first `counts` rows, or if they are `listed` to those of the list of the last choice, which has this length; and behind
-    /// them to the rows that its task lets it see.
+    /// Attention of queries on the device as [`attend_chosen`](Self::attend_chosen), to rows of two sources, whose
+    /// pages are one view: of each token to the first `counts` rows, or if they are `listed` to those of the list of
+    /// the last choice, which has this length; and behind them to the rows that its task lets it see.
     fn attend_joined(
         &self,
         queries: Rows,

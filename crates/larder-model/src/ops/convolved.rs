@@ -3,8 +3,9 @@
 use super::{Rows, StateSpan};
 use crate::error::Result;
 
-/// The depthwise convolution of queries and keys, behind which a product mixes the channels of each head. Weights are values that are
-/// [kept](super::Ops::keep). A state has the inputs of all rows that the next token needs, and then the values that it gets.
+/// The depthwise convolution of queries and keys, behind which a product mixes the channels of each head. Weights are
+/// values that are [kept](super::Ops::keep). A state has the inputs of all rows that the next token needs, and then the
+/// values that it gets.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadConvolution {
     /// `[tokens, heads · head_dim]`
@@ -40,8 +41,9 @@ pub struct HeadMix {
 
 /// Operations on convolved queries and keys.
 pub trait ConvolvedHeadOps {
-    /// Convolves the tokens of these spans, all rows of the inputs, and updates the states. Yields for each token the last convolved rows by
-    /// head, `[tokens, heads and kv_heads, widths[1], head_dim]`, and the values of the token before.
+    /// Convolves the tokens of these spans, all rows of the inputs, and updates the states. Yields for each token the
+    /// last convolved rows by head, `[tokens, heads and kv_heads, widths[1], head_dim]`, and the values of the token
+    /// before.
     fn convolve_heads(&self, convolution: &HeadConvolution, spans: &[StateSpan]) -> Result<[Rows; 2]>;
 
     /// Queries and keys of what was projected, queries and keys, and of what was convolved, `[tokens, channels]`.

@@ -21,7 +21,8 @@ pub struct TokenDraw {
 /// How the choice of a token changes logits before it draws: biases, and penalties on tokens that occurred.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LogitChanges {
-    /// The logits of tokens of the text are divided by this, if they are positive, and else multiplied by it; 1 for no change.
+    /// The logits of tokens of the text are divided by this, if they are positive, and else multiplied by it; 1 for no
+    /// change.
     pub repetition: f32,
     /// Subtracted from the logit of a token for each time that it occurs in the answer.
     pub frequency: f32,
@@ -111,22 +112,26 @@ pub struct DrawnFrom {
     pub changed: Option<Rows>,
 }
 
-/// Draws a token and begins the step behind it. The host draws again when it knows the logits, and its token counts: the exponential
-/// function of a device may differ in the last bit, and with top-p and without top-k the tokens may be more than a device looks at.
+/// Draws a token and begins the step behind it. The host draws again when it knows the logits, and its token counts:
+/// the exponential function of a device may differ in the last bit, and with top-p and without top-k the tokens may be
+/// more than a device looks at.
 pub trait DrawOps {
-    /// Changes logits of the one row of `x`; if the step `follows` another one, also that of the token that was drawn last, as if it occurred once
-    /// more in the text and in the answer. A row of the result has the logits of the listed tokens as they were, and in its last two places that of the
-    /// token that was drawn last and the bits of its id, if no list has it and it changes; else all bits of the id are set.
+    /// Changes logits of the one row of `x`; if the step `follows` another one, also that of the token that was drawn
+    /// last, as if it occurred once more in the text and in the answer. A row of the result has the logits of the
+    /// listed tokens as they were, and in its last two places that of the token that was drawn last and the bits of its
+    /// id, if no list has it and it changes; else all bits of the id are set.
     fn change(&self, x: Rows, changes: &LogitChanges, follows: bool) -> Result<Rows>;
 
-    /// Draws a token. A row of the result has the bits of its id, behind them what was found, and then what was changed.
+    /// Draws a token. A row of the result has the bits of its id, behind them what was found, and then what was
+    /// changed.
     fn draw(&self, from: &DrawnFrom, draw: &TokenDraw) -> Result<Rows>;
 
     /// The row of a matrix whose number is the first value of `number`, as bits; `matrix` is an id of
     /// [`DeviceProducts::upload`](crate::DeviceProducts::upload).
     fn row_of(&self, matrix: usize, number: Rows) -> Result<Rows>;
 
-    /// Begins to copy rows back behind the operations so far, and returns the number of the copy. At most four are in flight.
+    /// Begins to copy rows back behind the operations so far, and returns the number of the copy. At most four are in
+    /// flight.
     fn begin_copy(&self, rows: Rows) -> Result<usize>;
 
     /// Waits for a copy, and not for what was begun behind it.

@@ -31,7 +31,8 @@ use crate::placed_matrix::PlacedMatrix;
 /// The most logits of a row that [`Ops::find_best`] returns.
 pub const BEST_FOUND: usize = 127;
 
-/// Queries, keys and values of new tokens as their products yield them, and what is done with each head before attention.
+/// Queries, keys and values of new tokens as their products yield them, and what is done with each head before
+/// attention.
 pub struct Heads<'a> {
     /// `[tokens, heads · key width]`, or the first values of each head if there is a rest.
     pub queries: Rows,
@@ -45,7 +46,8 @@ pub struct Heads<'a> {
     pub norm: Option<HeadNorm>,
     /// Queries and keys behind a norm over all heads, and values, are clamped to ± this.
     pub clip: Option<f32>,
-    /// Each head of the values has an RMS norm without weights, with this added under the root; the same as in `norm`, if there is one.
+    /// Each head of the values has an RMS norm without weights, with this added under the root; the same as in `norm`,
+    /// if there is one.
     pub value_norm: Option<f64>,
     /// Factor on the values.
     pub value_factor: f32,
@@ -69,8 +71,8 @@ pub struct HeadRest {
 /// An RMS norm of queries and keys.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorm {
-    /// The weights for queries and for keys, as values that are [kept](Ops::keep); `None` where there is no norm, or behind the
-    /// rotation one without weights.
+    /// The weights for queries and for keys, as values that are [kept](Ops::keep); `None` where there is no norm, or
+    /// behind the rotation one without weights.
     pub weights: [Option<usize>; 2],
     /// Added under the roots.
     pub eps: [f64; 2],
@@ -95,8 +97,9 @@ pub struct Rotation<'a> {
     pub interleaved: bool,
 }
 
-/// Chains of operations on rows of activations that stay in a device's memory. Only [`download`](Self::download) waits; the others
-/// begin an operation, and operations run in the order of their calls. Each has the bits of its counterpart on the CPU.
+/// Chains of operations on rows of activations that stay in a device's memory. Only [`download`](Self::download) waits;
+/// the others begin an operation, and operations run in the order of their calls. Each has the bits of its counterpart
+/// on the CPU.
 pub trait Ops: ChoiceOps + ConvolvedHeadOps + DrawOps + RecurrentOps + StreamOps + Send + Sync {
     /// Copies values that do not change, such as the weight of a norm, to the device, and returns their id.
     fn keep(&self, values: &[f32]) -> Result<usize>;
@@ -116,7 +119,8 @@ pub trait Ops: ChoiceOps + ConvolvedHeadOps + DrawOps + RecurrentOps + StreamOps
         self.upload(buffer)
     }
 
-    /// A layer begins, which uses results of the one before only: memory of earlier ones can be used again, without a wait.
+    /// A layer begins, which uses results of the one before only: memory of earlier ones can be used again, without a
+    /// wait.
     fn begin_layer(&self);
 
     /// Of all rows only these are used from now on: the memory of the others can be used again at once.
@@ -137,16 +141,17 @@ pub trait Ops: ChoiceOps + ConvolvedHeadOps + DrawOps + RecurrentOps + StreamOps
     /// Some consecutive rows of `x`, without a copy.
     fn slice(&self, x: Rows, first: usize, rows: usize) -> Result<Rows>;
 
-    /// Attention of new tokens, whose rows are those of all tasks in order; tasks come without queries. Norms and rotations are
-    /// computed first, and keys and values are written to the pages of the tasks: those of a token at the last position that it sees. May overwrite the
-    /// queries and the keys.
+    /// Attention of new tokens, whose rows are those of all tasks in order; tasks come without queries. Norms and
+    /// rotations are computed first, and keys and values are written to the pages of the tasks: those of a token at the
+    /// last position that it sees. May overwrite the queries and the keys.
     fn attend_new(&self, heads: &Heads, tasks: &[&AttentionArgs<KvView>]) -> Result<Rows>;
 
     /// `out[t, r] = Σ_c weights[r, c] · x[t, c]` for each of `weights`.
     fn matmul(&self, x: Rows, weights: &[&PlacedMatrix]) -> Result<Few<Rows>>;
 
-    /// One product per head: `out[t, h · rows + r] = Σ_c weights[h][r, c] · x[t, h · step + c]`, where the step is the width of `x` by the
-    /// number of heads. The caller guarantees weights of one shape and number format, and a step of whole blocks unless that is a float.
+    /// One product per head: `out[t, h · rows + r] = Σ_c weights[h][r, c] · x[t, h · step + c]`, where the step is the
+    /// width of `x` by the number of heads. The caller guarantees weights of one shape and number format, and a step of
+    /// whole blocks unless that is a float.
     fn matmul_heads(&self, x: Rows, weights: &[PlacedMatrix]) -> Result<Rows>;
 
     /// `act(gate) · up`, of rows of equal shapes. May overwrite `gate`.
@@ -158,8 +163,8 @@ pub trait Ops: ChoiceOps + ConvolvedHeadOps + DrawOps + RecurrentOps + StreamOps
     /// `cap · tanh(x / cap)`. May overwrite `x`.
     fn softcap(&self, x: Rows, cap: f32) -> Result<Rows>;
 
-    /// Values times a function of their gates: `x [n, heads · any]`, `gates [n, heads · any]`, with a gate for each value of a head or one
-    /// for all of them. May overwrite `x`.
+    /// Values times a function of their gates: `x [n, heads · any]`, `gates [n, heads · any]`, with a gate for each
+    /// value of a head or one for all of them. May overwrite `x`.
     fn gate(&self, x: Rows, gates: Rows, function: GateFunction, heads: usize) -> Result<Rows>;
 
     /// The norm of parts of the rows of `x`, with a function of `gates`, of the same shape. May overwrite `x`.
@@ -183,27 +188,29 @@ pub trait Ops: ChoiceOps + ConvolvedHeadOps + DrawOps + RecurrentOps + StreamOps
     /// `x / sqrt(mean(x²) + eps) · weight` for each row; the weight is a value that is [kept](Self::keep).
     fn rms_norm(&self, x: Rows, weight: usize, eps: f64) -> Result<Rows>;
 
-    /// `(x - mean(x)) / sqrt(variance(x) + eps) · weight + bias` for each row; weight and bias are values that are [kept](Self::keep).
+    /// `(x - mean(x)) / sqrt(variance(x) + eps) · weight + bias` for each row; weight and bias are values that are
+    /// [kept](Self::keep).
     fn layer_norm(&self, x: Rows, weights: [usize; 2], eps: f64) -> Result<Rows>;
 
-    /// Finds the `best` highest values of each row, all equal to the last of them, and maybe some lower ones; NaN and infinity count as
-    /// highest. A row of the result has the bits of their number, which may be more than [`BEST_FOUND`], and if it is not, behind it for each
-    /// in any order the bits of its place in the row and its value.
+    /// Finds the `best` highest values of each row, all equal to the last of them, and maybe some lower ones; NaN and
+    /// infinity count as highest. A row of the result has the bits of their number, which may be more than
+    /// [`BEST_FOUND`], and if it is not, behind it for each in any order the bits of its place in the row and its
+    /// value.
     fn find_best(&self, x: Rows, best: usize) -> Result<Rows>;
 
-    /// The values at some places of each row, which become minus infinity in `x`: `[rows, at least places]`. The places differ; behind the
-    /// row there is no value.
+    /// The values at some places of each row, which become minus infinity in `x`: `[rows, at least places]`. The places
+    /// differ; behind the row there is no value.
     fn take_out(&self, x: Rows, places: &[u32]) -> Result<Rows>;
 
-    /// Begins to copy rows back behind the operations so far: [`download`](Self::download) of the same rows waits for these only, and the
-    /// device goes on with what is begun in between.
+    /// Begins to copy rows back behind the operations so far: [`download`](Self::download) of the same rows waits for
+    /// these only, and the device goes on with what is begun in between.
     fn begin_download(&self, wanted: &[Rows]) -> Result<()> {
         let _ = wanted;
         Ok(())
     }
 
-    /// Waits for all operations so far, and yields rows in main memory. Reports the errors of operations since the last call, if it has
-    /// waited for them.
+    /// Waits for all operations so far, and yields rows in main memory. Reports the errors of operations since the last
+    /// call, if it has waited for them.
     fn download(&self, wanted: &[Rows]) -> Result<Few<HostRows>>;
 }
 

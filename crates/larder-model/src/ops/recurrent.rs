@@ -168,15 +168,19 @@ pub trait RecurrentOps {
     /// A causal convolution of the tokens of these spans, all rows of the inputs; updates the windows.
     fn convolve(&self, convolution: &Convolution, spans: &[StateSpan]) -> Result<Rows>;
 
-    /// Writes recurrences that the host knows: for each span those of its copies and then that of its state, `[all of them, any]`.
+    /// Writes recurrences that the host knows: for each span those of its copies and then that of its state,
+    /// `[all of them, any]`.
     fn write_recurrences(&self, spans: &[StateSpan], values: &[f32]) -> Result<()>;
 
-    /// The delta rule for the tokens of these spans, all rows of the inputs: `[tokens, v_heads · v_dim]`; updates the states.
+    /// The delta rule for the tokens of these spans, all rows of the inputs: `[tokens, v_heads · v_dim]`; updates the
+    /// states.
     fn delta(&self, delta: &Delta, spans: &[StateSpan]) -> Result<Rows>;
 
-    /// The recurrence of Mamba 2 for the tokens of these spans, all rows of the inputs: `[tokens, heads · head_dim]`; updates the states.
+    /// The recurrence of Mamba 2 for the tokens of these spans, all rows of the inputs: `[tokens, heads · head_dim]`;
+    /// updates the states.
     fn scan(&self, scan: &Scan, spans: &[StateSpan]) -> Result<Rows>;
 
-    /// The recurrence of Mamba 1 for the tokens of these spans, all rows of the inputs: `[tokens, channels]`; updates the states.
+    /// The recurrence of Mamba 1 for the tokens of these spans, all rows of the inputs: `[tokens, channels]`; updates
+    /// the states.
     fn scan_channels(&self, scan: &ChannelScan, spans: &[StateSpan]) -> Result<Rows>;
 }

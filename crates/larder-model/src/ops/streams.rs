@@ -58,10 +58,12 @@ pub const MATRIX_STREAMS: usize = 5;
 
 /// Operations on residual streams `[tokens, count · hidden]`.
 pub trait StreamOps {
-    /// The RMS norm of each of `groups` parts of the rows, times weights for all parts of a row that are [kept](super::Ops::keep).
+    /// The RMS norm of each of `groups` parts of the rows, times weights for all parts of a row that are
+    /// [kept](super::Ops::keep).
     fn rms_groups(&self, x: Rows, groups: usize, weight: Option<usize>, eps: f64) -> Result<Rows>;
 
-    /// Weights of products `[tokens, count · (2 + count)]`, as [`StreamMix::Matrix`] has them, or of `[tokens, count]`, to read alone.
+    /// Weights of products `[tokens, count · (2 + count)]`, as [`StreamMix::Matrix`] has them, or of `[tokens, count]`,
+    /// to read alone.
     fn stream_weights(&self, products: Rows, count: usize, weights: &ManifoldWeights) -> Result<Rows>;
 
     /// The sum of `count` streams times the first weights of a row; without weights their mean. `[tokens, hidden]`
@@ -73,8 +75,9 @@ pub trait StreamOps {
     /// `(y + bias) · scale + (stream + bias) · scale`, of one stream and a part's output.
     fn add_scaled_sides(&self, stream: Rows, y: Rows, sides: &ScaledSides) -> Result<Rows>;
 
-    /// Values of each token times a gate for each of `count` streams, `[tokens, count · hidden]`, of keys and queries of that width and values
-    /// `[tokens, hidden]`: the sigmoid of the signed root of a key's product with its query, which is divided by the root of their width.
+    /// Values of each token times a gate for each of `count` streams, `[tokens, count · hidden]`, of keys and queries
+    /// of that width and values `[tokens, hidden]`: the sigmoid of the signed root of a key's product with its query,
+    /// which is divided by the root of their width.
     fn gate_by_keys(&self, rows: [Rows; 3], count: usize) -> Result<Rows>;
 
     /// A function of the gates of `count` streams. May overwrite `x`.

@@ -1,5 +1,5 @@
-//! The affinity of threads: which logical processors they may run on, where the system lets a program choose. One file per kind of
-//! system, with the same functions.
+//! The affinity of threads: which logical processors they may run on, where the system lets a program choose. One file
+//! per kind of system, with the same functions.
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod linux;

@@ -49,8 +49,8 @@ pub fn current() -> Option<usize> {
     Some(unsafe { GetCurrentProcessorNumber() } as usize)
 }
 
-/// How strong each of these processors is: a power of 4 of its efficiency class, so that a lower class has less than half of the
-/// strength of a higher one. `None` where the system does not say that of all.
+/// How strong each of these processors is: a power of 4 of its efficiency class, so that a lower class has less than
+/// half of the strength of a higher one. `None` where the system does not say that of all.
 pub fn strengths(processors: &[usize]) -> Option<Vec<u64>> {
     let classes = efficiency_classes();
     let strength =
@@ -73,7 +73,8 @@ fn efficiency_classes() -> Vec<(usize, u32)> {
     let mut found = Vec::new();
     let (mut at, end) = (0, (bytes as usize).min(size_of_val(&buffer[..])));
     while at + size_of::<SYSTEM_CPU_SET_INFORMATION>() <= end {
-        // SAFETY: the record lies within the buffer, which the system has filled up to `end`; all bytes are valid numbers.
+        // SAFETY: the record lies within the buffer, which the system has filled up to `end`; all bytes are valid
+        // numbers.
         let record = unsafe { start.byte_add(at).read_unaligned() };
         if record.Type == CpuSetInformation {
             // SAFETY: records of this type have this variant; all bytes are valid numbers.

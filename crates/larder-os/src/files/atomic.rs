@@ -9,9 +9,9 @@ use super::system::{create_private, is_of_no_file, replace_file};
 /// Symbolic links that are followed from one to the next.
 const LINKS_MAX: usize = 40;
 
-/// Writes a file under a temporary name, makes its content durable, and renames it. A symbolic link is followed, and the file
-/// that it leads to is replaced, with its permissions kept. After an error the file is as it was, and nothing is left
-/// beside it. What is neither absent nor a regular file (a device, a named pipe, a folder) is refused.
+/// Writes a file under a temporary name, makes its content durable, and renames it. A symbolic link is followed, and
+/// the file that it leads to is replaced, with its permissions kept. After an error the file is as it was, and nothing
+/// is left beside it. What is neither absent nor a regular file (a device, a named pipe, a folder) is refused.
 pub fn write_atomically(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
     let (path, existing) = output_file(path)?;
     replace(
@@ -51,8 +51,8 @@ fn replace(
     })
 }
 
-/// The file that writing to `path` replaces, links followed, and its metadata if it exists. An error if anything but a regular
-/// file is there.
+/// The file that writing to `path` replaces, links followed, and its metadata if it exists. An error if anything but a
+/// regular file is there.
 pub fn output_file(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
     let mut path = path.to_owned();
     for _ in 0..LINKS_MAX {

@@ -1,8 +1,8 @@
 //! Opening of files that must be regular.
 //!
-//! To open a pipe blocks until the other side is opened, so a pipe in the place of a file would stop a program for ever.
-//! These functions do not block, and refuse whatever is not a regular file, a folder, a pipe or a device, by what was
-//! opened and not by what has its name. No other place of larder opens a file for reading.
+//! To open a pipe blocks until the other side is opened, so a pipe in the place of a file would stop a program for
+//! ever. These functions do not block, and refuse whatever is not a regular file, a folder, a pipe or a device, by what
+//! was opened and not by what has its name. No other place of larder opens a file for reading.
 
 use std::{
     fs::{File, OpenOptions},
@@ -19,9 +19,12 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
 
 /// Opens the regular file at `path` for reading, unless a symbolic link is there.
 pub fn open_regular_no_link(path: &Path) -> io::Result<File> {
-    open_regular_with_flags(OpenOptions::new().read(true), NO_LINK, path).map_err(|e| match path.is_symlink() {
-        true => io::Error::new(io::ErrorKind::InvalidInput, "is a symbolic link, not a regular file"),
-        false => e,
+    open_regular_with_flags(OpenOptions::new().read(true), NO_LINK, path).map_err(|e| {
+        if path.is_symlink() {
+            io::Error::new(io::ErrorKind::InvalidInput, "is a symbolic link, not a regular file")
+        } else {
+            e
+        }
     })
 }
 

@@ -10,8 +10,8 @@ const NO_LIMIT: u64 = 1 << 62;
 /// The name of a group, for people.
 pub const NAME: &str = "cgroup";
 
-/// Memory that can still be used below the limits of this process's control groups, in bytes, negative by how much a limit is
-/// exceeded, as one that was lowered may be; `None` without a limit. Page cache counts as available.
+/// Memory that can still be used below the limits of this process's control groups, in bytes, negative by how much a
+/// limit is exceeded, as one that was lowered may be; `None` without a limit. Page cache counts as available.
 pub fn headroom() -> Option<i64> {
     own_groups(ROOT).iter().filter_map(ControlGroup::headroom).min()
 }
@@ -26,7 +26,8 @@ pub fn limit() -> Option<u64> {
     own_groups(ROOT).iter().filter_map(ControlGroup::limit).min()
 }
 
-/// Share of the last ten seconds, 0 to 1, in which some task of the control group, or else of the system, waited for memory.
+/// Share of the last ten seconds, 0 to 1, in which some task of the control group, or else of the system, waited for
+/// memory.
 pub fn pressure() -> Option<f64> {
     let of_group = own_groups(ROOT).iter().rev().find_map(|group| group.pressure());
     of_group.or_else(|| parse_pressure(&fs::read_to_string("/proc/pressure/memory").ok()?))
@@ -40,7 +41,8 @@ fn own_groups(root: &str) -> Vec<ControlGroup> {
 
 /// The file names of one version.
 struct FileNames {
-    /// A group cannot grow beyond the lowest of these: what is above `high` is reclaimed until the process stands still.
+    /// A group cannot grow beyond the lowest of these: what is above `high` is reclaimed until the process stands
+    /// still.
     limits: &'static [&'static str],
     used: &'static str,
     /// The keys of page cache in `memory.stat`, children included.

@@ -13,8 +13,8 @@ use crate::memory;
 /// The name of a group, for people.
 pub const NAME: &str = "job object";
 
-/// Memory that this process can still commit below the limits of its job, in bytes. Of the other processes of the job nothing is
-/// known.
+/// Memory that this process can still commit below the limits of its job, in bytes. Of the other processes of the job
+/// nothing is known.
 pub fn headroom() -> Option<i64> {
     let [limit, used] = [limit()?, memory::committed()?].map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
     Some(limit - used)

@@ -1,5 +1,5 @@
-//! The group of processes that this one belongs to, and the memory that its limits leave: control groups on Linux, a job object on
-//! Windows, and nothing elsewhere.
+//! The group of processes that this one belongs to, and the memory that its limits leave: control groups on Linux, a
+//! job object on Windows, and nothing elsewhere.
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod control_group;
@@ -16,8 +16,8 @@ use none as system;
 
 pub use system::{NAME, headroom, limit, limits_reached, pressure};
 
-/// Memory that can still be used below the limits of the group, in bytes; `None` without a limit. Page cache counts as available,
-/// because the kernel reclaims it first.
+/// Memory that can still be used below the limits of the group, in bytes; `None` without a limit. Page cache counts as
+/// available, because the kernel reclaims it first.
 pub fn available() -> Option<u64> {
     headroom().map(|bytes| bytes.max(0) as u64)
 }

@@ -37,9 +37,10 @@ pub struct SlotAddresses {
     pub in_use: Vec<Range<usize>>,
 }
 
-/// Locks all memory that is mapped so far; `on_fault`: what is not touched yet, when it is touched, where the system can tell. If
-/// the limit allows only some of it, weights and everything else that every token needs are locked first, and then the slots in
-/// use. Where the limit allows all, slots that are not in use are locked too, until the caller gives them back.
+/// Locks all memory that is mapped so far; `on_fault`: what is not touched yet, when it is touched, where the system
+/// can tell. If the limit allows only some of it, weights and everything else that every token needs are locked first,
+/// and then the slots in use. Where the limit allows all, slots that are not in use are locked too, until the caller
+/// gives them back.
 pub fn lock(slots: &SlotAddresses, on_fault: bool) -> LockReport {
     let Err(refused) = system::lock_all(on_fault) else { return LockReport::now(None, 0) };
     let ranges = lock_order(system::own_memory(), slots);
@@ -59,9 +60,10 @@ fn lock_order(memory: Vec<Range<usize>>, slots: &SlotAddresses) -> Vec<Range<usi
 
 /// The parts of `map` before and after the slots, because the kernel may have merged both into one mapping.
 fn without_slots(map: Range<usize>, slots: &Range<usize>) -> [Range<usize>; 2] {
-    match slots.is_empty() {
-        true => [map, 0..0],
-        false => [map.start..map.end.min(slots.start), map.start.max(slots.end)..map.end],
+    if slots.is_empty() {
+        [map, 0..0]
+    } else {
+        [map.start..map.end.min(slots.start), map.start.max(slots.end)..map.end]
     }
 }
 

@@ -27,8 +27,8 @@ pub fn page_faults() -> Option<u64> {
     minor_faults(&fs::read_to_string("/proc/self/stat").ok()?)
 }
 
-/// From `/proc/self/stat`. Behind the name of the command, which may have spaces, there are state, parent, group, session, terminal, its
-/// group, flags and faults.
+/// From `/proc/self/stat`. Behind the name of the command, which may have spaces, there are state, parent, group,
+/// session, terminal, its group, flags and faults.
 fn minor_faults(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(7)?.parse().ok()
 }
@@ -57,12 +57,14 @@ pub fn locked() -> Option<u64> {
     locked_mappings(&fs::read_to_string("/proc/self/smaps").ok()?)
 }
 
-/// Bytes that count against the limit of locked memory: with addresses that the allocator only reserves, 64 MiB per thread.
+/// Bytes that count against the limit of locked memory: with addresses that the allocator only reserves, 64 MiB per
+/// thread.
 pub fn locked_addresses() -> Option<u64> {
     meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmLck:")
 }
 
-/// Bytes of the mappings in the lines of `/proc/self/smaps` that are locked and can be accessed. `None` if they do not say.
+/// Bytes of the mappings in the lines of `/proc/self/smaps` that are locked and can be accessed. `None` if they do not
+/// say.
 fn locked_mappings(smaps: &str) -> Option<u64> {
     let (mut accessible, mut bytes, mut locked) = (false, 0, None);
     for line in smaps.lines() {

@@ -10,7 +10,8 @@ unsafe extern "C" {
     static mach_task_self_: libc::mach_port_t;
 }
 
-/// Memory that the system can give without swapping, in bytes: free pages, and pages of files and of others that it drops first.
+/// Memory that the system can give without swapping, in bytes: free pages, and pages of files and of others that it
+/// drops first.
 pub fn available() -> Option<u64> {
     let mut found = MaybeUninit::<libc::vm_statistics64>::zeroed();
     let mut count = (size_of::<libc::vm_statistics64>() / size_of::<libc::integer_t>()) as u32;

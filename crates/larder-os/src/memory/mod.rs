@@ -1,5 +1,5 @@
-//! Available and used memory: the system's, this process's, and what the limits of the group of processes leave that it belongs to.
-//! One file per system, with the same functions.
+//! Available and used memory: the system's, this process's, and what the limits of the group of processes leave that it
+//! belongs to. One file per system, with the same functions.
 
 use super::group;
 
@@ -33,7 +33,8 @@ const OTHER_THREADS: usize = 2;
 /// What the allocator holds beyond what was asked for.
 const ALLOCATOR_BYTES: u64 = 1 << 20;
 
-/// Memory that can be used without swapping, in bytes: the system's, within the limits of the group. `None` if neither is known.
+/// Memory that can be used without swapping, in bytes: the system's, within the limits of the group. `None` if neither
+/// is known.
 pub fn available() -> Option<u64> {
     match (system::available(), group::available()) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -58,8 +59,8 @@ pub fn limit() -> Option<u64> {
     }
 }
 
-/// Memory that this process will take beyond [`current`] for pages of its code, the stacks of `threads` and of the reader's,
-/// and by its allocator, in bytes.
+/// Memory that this process will take beyond [`current`] for pages of its code, the stacks of `threads` and of the
+/// reader's, and by its allocator, in bytes.
 pub fn growth(threads: usize, on_gpu: bool) -> u64 {
     let most = if on_gpu { CODE_BYTES_WITH_GPU } else { CODE_BYTES };
     let code = most.min(system::untouched_code().unwrap_or(most));

@@ -19,7 +19,8 @@ pub struct PowerSupplies {
 }
 
 impl PowerSupplies {
-    /// The supplies that are listed in `folder`; on Windows those that the system reports, unless another folder is named. Batteries of mice and other devices are not the machine's.
+    /// The supplies that are listed in `folder`; on Windows those that the system reports, unless another folder is
+    /// named. Batteries of mice and other devices are not the machine's.
     pub fn read(folder: &Path) -> Self {
         #[cfg(windows)]
         if folder == Path::new(POWER_SUPPLIES) {

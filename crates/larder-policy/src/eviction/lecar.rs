@@ -143,9 +143,10 @@ impl Eviction for Lecar {
     }
 
     fn worst(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
-        match self.weights[0] >= self.weights[1] {
-            true => self.queues.find(IN, evictable),
-            false => self.frequencies.find(evictable),
+        if self.weights[0] >= self.weights[1] {
+            self.queues.find(IN, evictable)
+        } else {
+            self.frequencies.find(evictable)
         }
     }
 

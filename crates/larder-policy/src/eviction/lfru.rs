@@ -21,8 +21,7 @@ pub(super) const POLICY: Policy = Policy {
 };
 
 /// Evicts the lowest of the sums, over all uses, of 2^(-age / half-life). All sums fade alike, so their order changes
-/// by
-/// uses alone: the rank is the logarithm of the sum as seen from the beginning.
+/// by uses alone: the rank is the logarithm of the sum as seen from the beginning.
 ///
 /// The sum of an expert is kept when it leaves.
 struct Lfru {

@@ -17,9 +17,10 @@ pub(super) const POLICY: Policy = Policy {
     needs: PolicyNeeds::Nothing,
     make: |options, shape, _| {
         let keys = shape.keys_per_pool();
-        Ok(match options.is_on("keep") {
-            false => per_pool(shape, |_| Lfu(Frequencies::new(keys))),
-            true => per_pool(shape, |_| LfuKeep::new(keys)),
+        Ok(if options.is_on("keep") {
+            per_pool(shape, |_| LfuKeep::new(keys))
+        } else {
+            per_pool(shape, |_| Lfu(Frequencies::new(keys)))
         })
     },
 };

@@ -16,8 +16,7 @@ pub(super) const POLICY: Policy = Policy {
 };
 
 /// The randomised marking algorithm: each use marks a key, and the victim is drawn among unmarked keys. When a victim
-/// is
-/// needed and no unmarked key is evictable, all marks are cleared.
+/// is needed and no unmarked key is evictable, all marks are cleared.
 struct Marking {
     members: Members,
     rng: Rng,

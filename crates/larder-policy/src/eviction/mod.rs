@@ -49,8 +49,8 @@ impl Key {
 pub struct LayerChoice<'a> {
     /// The layer.
     pub row: MoeRow,
-    /// The wanted experts, each once, in order of last use: token by token, and those of one token in order of rank, best
-    /// first.
+    /// The wanted experts, each once, in order of last use: token by token, and those of one token in order of rank,
+    /// best first.
     pub wanted: &'a [usize],
     /// For each of them, the number of tokens of the step that chose it.
     pub tokens: &'a [usize],
@@ -73,8 +73,8 @@ pub trait Eviction: Send {
     /// A new sequence begins, unrelated to the one before. Called for every pool.
     fn new_sequence(&mut self) {}
 
-    /// The pool has `slots` slots from now on, at least 1. If more keys are in it, the caller has the policy name victims until
-    /// they fit.
+    /// The pool has `slots` slots from now on, at least 1. If more keys are in it, the caller has the policy name
+    /// victims until they fit.
     fn resize(&mut self, slots: usize) {
         let _ = slots;
     }
@@ -86,13 +86,11 @@ pub trait Eviction: Send {
     fn touch(&mut self, key: Key);
 
     /// The next victim among the keys in the pool for which `evictable` holds; `None` if there is none. The policy
-    /// keeps
-    /// the key until [`forget`](Eviction::forget).
+    /// keeps the key until [`forget`](Eviction::forget).
     fn victim(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key>;
 
     /// The lowest-ranked key for which `evictable` holds, when that expert is not going to leave: a policy that
-    /// remembers
-    /// its victims learns nothing from this call.
+    /// remembers its victims learns nothing from this call.
     fn worst(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
         self.victim(evictable)
     }

@@ -2,10 +2,8 @@
 
 /// One row's budget: an account of what its choices may cost, and the λ that spends it.
 ///
-/// A choice that costs more than the balance is not made, so that the mean cost never exceeds the budget.
-/// λ grows while the account fills and shrinks while it empties or when a choice was too expensive, so that the budget
-/// is
-/// spent.
+/// A choice that costs more than the balance is not made, so that the mean cost never exceeds the budget. λ grows while
+/// the account fills and shrinks while it empties or when a choice was too expensive, so that the budget is spent.
 pub(super) struct Account {
     /// Added to the balance at each choice.
     budget: f64,

@@ -1,14 +1,15 @@
-//! How far a choice changes what a layer computes: by the weights of experts alone, so that it is known without computing.
+//! How far a choice changes what a layer computes: by the weights of experts alone, so that it is known without
+//! computing.
 //!
-//! Equal squares do not cost the same: an expert in whose place another is computed loses less than one that is left out. So the
-//! two are kept apart.
+//! Equal squares do not cost the same: an expert in whose place another is computed loses less than one that is left
+//! out. So the two are kept apart.
 
 use larder_core::{ExpertId, Gate};
 
 use super::{ExpertChoice, Ranking};
 
-/// The change of one layer's output for one token, as the squared weights of the experts in which it differs from the model's own.
-/// Outputs of different experts are nearly orthogonal, so that their squares add up.
+/// The change of one layer's output for one token, as the squared weights of the experts in which it differs from the
+/// model's own. Outputs of different experts are nearly orthogonal, so that their squares add up.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 pub struct WeightChange {
     /// Of experts in whose place others are computed, and of those others; with the changes of weights.
@@ -29,8 +30,8 @@ pub(super) struct ChangeMeter {
 }
 
 impl ChangeMeter {
-    /// The change of one choice, against what the gate alone would choose. The best of the experts that were left are those in whose
-    /// place others are computed.
+    /// The change of one choice, against what the gate alone would choose. The best of the experts that were left are
+    /// those in whose place others are computed.
     pub fn measure(&mut self, gate: &Gate, logits: &[f32], ranking: &Ranking, choice: &ExpertChoice) -> WeightChange {
         let square = |weight: f32| f64::from(weight) * f64::from(weight);
         let smaller = choice.small.iter().zip(&choice.weights).filter(|(small, _)| **small);

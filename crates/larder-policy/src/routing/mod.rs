@@ -1,8 +1,8 @@
 //! Which experts a token gets. One strategy per file; to add one, copy the nearest file and add its row to the table.
 //!
 //! A strategy marks experts in the model's own [`Ranking`]; the marked experts come out in the order of that ranking,
-//! so
-//! that sums run as they would without it. A strategy does not touch weights: they follow from the unmodified logits.
+//! so that sums run as they would without it. A strategy does not touch weights: they follow from the unmodified
+//! logits.
 
 mod budget;
 mod change;
@@ -100,7 +100,8 @@ trait Selector: Send {
     /// flight.
     fn select(&mut self, input: &RouterInput, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool);
 
-    /// Changes what is computed for missing experts of a choice, of which it leaves at least one. The weights of the others stay.
+    /// Changes what is computed for missing experts of a choice, of which it leaves at least one. The weights of the
+    /// others stay.
     fn settle(&mut self, input: &RouterInput, present: &dyn Fn(usize) -> bool, choice: &mut ExpertChoice) {
         let _ = (input, present, choice);
     }
@@ -177,8 +178,8 @@ pub const STRATEGIES: &[Strategy] = &[
 /// Name of the model's own choice, which other strategies are compared with.
 pub const ORIGINAL: &str = original::STRATEGY.name;
 
-/// A strategy, and rules for missing experts, with their options: `prior:lambda=0.05+light:tau=0.04`. A rule alone goes with the model's
-/// own choice.
+/// A strategy, and rules for missing experts, with their options: `prior:lambda=0.05+light:tau=0.04`. A rule alone goes
+/// with the model's own choice.
 #[derive(Clone)]
 pub struct RoutingSpec {
     strategy: &'static Strategy,
@@ -212,21 +213,22 @@ impl RoutingSpec {
         }
     }
 
-    /// The strategy `prior` as λ is set and measured unless something else is asked for: without a bonus, and with the default
-    /// of every other option.
+    /// The strategy `prior` as λ is set and measured unless something else is asked for: without a bonus, and with the
+    /// default of every other option.
     pub fn standard_prior() -> RoutingSpec {
         "prior:lambda=0".parse().expect("it is in the table, and its options are valid")
     }
 
-    /// The strategy `prior` with this λ. Its other options are those of this spec if it is `prior`, and else the standard ones.
+    /// The strategy `prior` with this λ. Its other options are those of this spec if it is `prior`, and else the
+    /// standard ones.
     pub fn with_lambda(&self, lambda: &str) -> Result<RoutingSpec, PolicyError> {
         let settings = self.prior_settings().or_else(|| Self::standard_prior().prior_settings()).unwrap_or_default();
         let separator = if settings.is_empty() { "" } else { "," };
         format!("prior:lambda={lambda}{separator}{settings}").parse()
     }
 
-    /// The options of `prior` beside λ and its budget, as in `j=1,delta=token`: J, and those that differ from their defaults. `None`
-    /// for other strategies.
+    /// The options of `prior` beside λ and its budget, as in `j=1,delta=token`: J, and those that differ from their
+    /// defaults. `None` for other strategies.
     pub fn prior_settings(&self) -> Option<String> {
         if self.strategy.name != prior::STRATEGY.name {
             return None;

@@ -128,8 +128,7 @@ impl Prior {
             self.keys.push((if promoted { key + bonus } else { key }, expert as u16));
         }
         // The ranking is in order of value and index, so a stable order among equals is the model's own; sorting by
-        // both
-        // does not allocate.
+        // both does not allocate.
         self.keys.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         self.keys[..input.gate.top_k].iter().for_each(|(_, expert)| ranking.mark(usize::from(*expert)));
     }

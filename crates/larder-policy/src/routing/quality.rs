@@ -77,8 +77,7 @@ pub(super) struct Cost {
 }
 
 /// The cost of the marked experts. Where the model does not choose by probability, other experts may hold more of it
-/// than
-/// its own choice; that costs nothing.
+/// than its own choice; that costs nothing.
 pub(super) fn cost(ranking: &Ranking, top_k: usize, shares: &[f32]) -> Cost {
     let mass = |experts: &mut dyn Iterator<Item = usize>| experts.map(|e| f64::from(shares[e])).sum::<f64>();
     if ranking.order().take(top_k).all(|e| ranking.is_marked(e)) {

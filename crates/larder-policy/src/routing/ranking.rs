@@ -16,8 +16,7 @@ pub struct Ranking {
 
 impl Ranking {
     /// Ranks the experts of a token and clears the marks: the first `top_k` are those of [`Gate::choose`]. Allocates
-    /// nothing
-    /// once it has seen a gate of this size.
+    /// nothing once it has seen a gate of this size.
     pub fn rank(&mut self, gate: &Gate, logits: &[f32]) {
         gate.selection_scores_and_mask(logits, &mut self.values, &mut self.eligible);
         if gate.score == Score::Softmax && gate.bias.is_none() {

@@ -1,5 +1,5 @@
-//! The frame of every strategy: ranks the experts, lets the strategy choose, applies the rules for missing experts, and sums up what the
-//! choices change.
+//! The frame of every strategy: ranks the experts, lets the strategy choose, applies the rules for missing experts, and
+//! sums up what the choices change.
 
 use larder_core::{Gate, MoeRow, Presence, Residency};
 

@@ -8,8 +8,8 @@ use crate::plan::ElasticPlan;
 const FREE_FOR: Duration = Duration::from_secs(2);
 /// Time after slots were given back in which none are added.
 const REST: Duration = Duration::from_secs(10);
-/// Time in which memory that was given back is expected to be reported as free: the kernel may count pages that were pinned, or
-/// are part of a huge page, for a while.
+/// Time in which memory that was given back is expected to be reported as free: the kernel may count pages that were
+/// pinned, or are part of a huge page, for a while.
 const SETTLE: Duration = Duration::from_secs(1);
 /// Of how many slots one is given back under pressure, each time.
 const PRESSED_SHARE: usize = 16;
@@ -66,7 +66,8 @@ impl CapacityControl {
         }
     }
 
-    /// Bytes that were given back and are not in this headroom, as far as that is known: other programs may have taken them.
+    /// Bytes that were given back and are not in this headroom, as far as that is known: other programs may have taken
+    /// them.
     fn returning_bytes(&mut self, now: Duration, headroom: i64) -> u64 {
         let Some(Returning { bytes, before, until }) = self.returning else { return 0 };
         let reported = headroom.saturating_sub(before).max(0) as u64;
@@ -177,7 +178,8 @@ mod tests {
         assert_eq!(control.decide(seconds(3.5), mega(-1)), Some(32));
     }
 
-    /// A machine that reports memory as free only some time after it was given back, while other programs take more and more.
+    /// A machine that reports memory as free only some time after it was given back, while other programs take more and
+    /// more.
     #[test]
     fn no_more_is_given_back_than_needed_where_memory_comes_back_late() {
         for seed in 0..200 {
@@ -234,8 +236,8 @@ mod tests {
         assert_eq!(control.decide(seconds(30.0), mega(5000)), None, "the ceiling");
     }
 
-    /// A machine whose other programs take and give back memory at random: the reserve is touched only until the next look,
-    /// the number of slots stays between floor and ceiling, and comes to rest when the others do.
+    /// A machine whose other programs take and give back memory at random: the reserve is touched only until the next
+    /// look, the number of slots stays between floor and ceiling, and comes to rest when the others do.
     #[test]
     fn other_programs_get_their_memory_and_the_number_comes_to_rest() {
         for seed in 0..200 {

@@ -1,8 +1,9 @@
 //! `--cache auto`: the number of slots in use follows the memory that is available.
 //!
-//! Capacity changes between steps alone. It never exceeds the ceiling of the printed plan, and never falls below what one token
-//! uses. It falls at once when memory gets scarce, but not again for what was given back and is not reported as free yet. It rises
-//! by half of what is free after memory has been free for a while, so that two programs that do the same do not take turns.
+//! Capacity changes between steps alone. It never exceeds the ceiling of the printed plan, and never falls below what
+//! one token uses. It falls at once when memory gets scarce, but not again for what was given back and is not reported
+//! as free yet. It rises by half of what is free after memory has been free for a while, so that two programs that do
+//! the same do not take turns.
 
 mod control;
 
@@ -81,7 +82,8 @@ impl std::fmt::Display for CapacityChanges {
 }
 
 impl ElasticSlots {
-    /// The slots of `path` in `arena`, of which as many are in use as `plan` begins with. Fails if the budget has not enough.
+    /// The slots of `path` in `arena`, of which as many are in use as `plan` begins with. Fails if the budget has not
+    /// enough.
     pub fn new(
         plan: ElasticPlan,
         path: &mut StreamingPath,
@@ -112,8 +114,8 @@ impl ElasticSlots {
         self.changes
     }
 
-    /// Looks at the memory if it is time to, between steps or before the layer that a step visits first, and changes the capacity
-    /// of `path` if that is called for. Returns the number of slots if it has changed.
+    /// Looks at the memory if it is time to, between steps or before the layer that a step visits first, and changes
+    /// the capacity of `path` if that is called for. Returns the number of slots if it has changed.
     pub fn follow(&mut self, moment: StepMoment, path: &mut StreamingPath) -> Option<usize> {
         let now = self.started.elapsed();
         if now < self.next_look || !matches!(moment, StepMoment::Between) && moment != StepMoment::Before(self.first) {
@@ -123,9 +125,10 @@ impl ElasticSlots {
         let sample = self.look()?;
         let before = self.control.slots;
         let slots = self.control.decide(now, sample)?;
-        match slots > before {
-            true => self.grow(before, slots, path),
-            false => self.shrink(slots, path),
+        if slots > before {
+            self.grow(before, slots, path)
+        } else {
+            self.shrink(slots, path)
         }
         let CapacityChanges { least, most, grown, shrunk, .. } = self.changes;
         let slots = self.control.slots;
@@ -138,11 +141,13 @@ impl ElasticSlots {
     fn look(&mut self) -> Option<Sample> {
         let (used, available) = (memory::current()?, memory::headroom()?);
         let (taken, reserve) = (self.budget.taken_bytes() as i64, self.plan.reserve as i64);
-        // Memory that is taken and not touched yet is not available; memory of the process beyond its account is not free.
+        // Memory that is taken and not touched yet is not available; memory of the process beyond its account is not
+        // free.
         let headroom = (used as i64 - taken).min(0) + available - reserve;
         let limits_reached = group::limits_reached();
         let waits = || group::pressure().is_some_and(|share| share > PRESSURE_HIGH);
-        // Less is left than shall stay unused, although the account is in order: something has grown that it does not know.
+        // Less is left than shall stay unused, although the account is in order: something has grown that it does not
+        // know.
         let at_limit = available < reserve && limits_reached > self.limits_reached;
         let waiting = available < reserve && waits();
         self.limits_reached = limits_reached;

@@ -62,9 +62,10 @@ fn slots(refused: usize) -> (ElasticSlots, StreamingPath, MemoryBudget) {
 /// Changes the number of slots and returns how many the budget has.
 fn taken((elastic, path, budget): &mut (ElasticSlots, StreamingPath, MemoryBudget), to: usize) -> u64 {
     let before = path.capacity();
-    match to > before {
-        true => elastic.grow(before, to, path),
-        false => elastic.shrink(to, path),
+    if to > before {
+        elastic.grow(before, to, path)
+    } else {
+        elastic.shrink(to, path)
     }
     budget.taken_bytes() / SLOT
 }

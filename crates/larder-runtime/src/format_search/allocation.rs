@@ -9,12 +9,12 @@ pub struct Candidate {
     pub cost: f64,
 }
 
-/// The candidate of each group, by its index, with which the sum of costs is small and that of bytes at most `budget`; `None` if
-/// even the smallest candidates are more.
+/// The candidate of each group, by its index, with which the sum of costs is small and that of bytes at most `budget`;
+/// `None` if even the smallest candidates are more.
 ///
-/// Each group starts with its smallest candidate. Then the step that lowers the cost most per byte is taken, as long as there is
-/// one that fits. Where the budget ends between two steps, the result is the best there is; else it is worse by less than the
-/// last step.
+/// Each group starts with its smallest candidate. Then the step that lowers the cost most per byte is taken, as long as
+/// there is one that fits. Where the budget ends between two steps, the result is the best there is; else it is worse
+/// by less than the last step.
 pub fn allocate(groups: &[Vec<Candidate>], budget: u64) -> Option<Vec<usize>> {
     let hulls: Vec<Vec<usize>> = groups.iter().map(|candidates| lower_hull(candidates)).collect();
     let mut at = vec![0; groups.len()];

@@ -33,8 +33,8 @@ pub struct CostFile {
 }
 
 impl CostFile {
-    /// Reads the file for the store at `path`, if it has costs under the same `key`; else it is begun again. A line that an
-    /// interrupted search left unfinished is dropped.
+    /// Reads the file for the store at `path`, if it has costs under the same `key`; else it is begun again. A line
+    /// that an interrupted search left unfinished is dropped.
     pub fn open(store: &Path, key: &str) -> Result<Self> {
         let name = store.file_name().unwrap_or_default().to_string_lossy();
         let path = store.with_file_name(format!("{name}.costs.jsonl"));

@@ -28,11 +28,11 @@ impl MatrixGroup {
     }
 }
 
-/// The groups of a model: gate, up and down of the experts of each layer, and with `resident` also the matrices of each layer's
-/// attention and other blocks, and each matrix outside of the layers.
+/// The groups of a model: gate, up and down of the experts of each layer, and with `resident` also the matrices of each
+/// layer's attention and other blocks, and each matrix outside of the layers.
 ///
-/// Routers are in none: they are small, and decide about all others. Matrices that are transposed when they are loaded are in
-/// none either, because no quantised form of them stays.
+/// Routers are in none: they are small, and decide about all others. Matrices that are transposed when they are loaded
+/// are in none either, because no quantised form of them stays.
 pub fn groups(source: &dyn Source, blueprint: &Blueprint, resident: bool) -> Result<Vec<MatrixGroup>> {
     let experts = blueprint.geometry.experts;
     let assembler = Assembler::new(source, blueprint, None)?;

@@ -1,8 +1,8 @@
 //! Choosing a number format for each matrix, so that a model of a given size loses as little as possible.
 //!
-//! Each group of matrices is rounded to one format, the probe, and the KL divergence of the model's output is measured with
-//! everything else as it was. In another format the divergence is in proportion to the error of the group's products, which needs
-//! the weights alone. The bytes then go where they lower the sum of divergences most.
+//! Each group of matrices is rounded to one format, the probe, and the KL divergence of the model's output is measured
+//! with everything else as it was. In another format the divergence is in proportion to the error of the group's
+//! products, which needs the weights alone. The bytes then go where they lower the sum of divergences most.
 
 mod allocation;
 mod cost_file;
@@ -65,8 +65,8 @@ pub trait SearchProgress {
 }
 
 impl FormatSearch<'_> {
-    /// Chooses formats of `bits` bits per weight for the store at `store`. What was measured is kept in a file beside it, under
-    /// `key`, which names everything that decides about it.
+    /// Chooses formats of `bits` bits per weight for the store at `store`. What was measured is kept in a file beside
+    /// it, under `key`, which names everything that decides about it.
     pub fn choose(
         &self,
         store: &Path,
@@ -148,17 +148,17 @@ impl Probe<'_, '_> {
         })
     }
 
-    /// The mean divergence with the matrices of `mix` in its formats. `resident` says whether resident ones are among them.
+    /// The mean divergence with the matrices of `mix` in its formats. `resident` says whether resident ones are among
+    /// them.
     fn divergence(&mut self, mix: &FormatMix, resident: bool, progress: &mut dyn SearchProgress) -> Result<f64> {
         let FormatSearch { source, blueprint, chunks, importance, threads, .. } = *self.search;
         let wanted = WantedFormats::new(mix, None);
         let experts = Assembler::weighed(source, blueprint, wanted, importance)?;
-        let changed = match resident {
-            true => {
-                let tensors = ConvertedTensors::weighed(source, blueprint, wanted, importance)?;
-                Some(Decoder::load(source.config(), &tensors, self.compute.clone())?)
-            }
-            false => None,
+        let changed = if resident {
+            let tensors = ConvertedTensors::weighed(source, blueprint, wanted, importance)?;
+            Some(Decoder::load(source.config(), &tensors, self.compute.clone())?)
+        } else {
+            None
         };
         let mut pass = TextPass::new(changed.as_ref().unwrap_or(&self.decoder), &experts, &self.compute);
         let (own, mut sum) = (&mut self.own, 0.0);

@@ -14,7 +14,8 @@ const EXPERTS_ROUNDED: usize = 4;
 /// Rows of a matrix that are rounded, spread evenly.
 const ROWS_ROUNDED: usize = 64;
 
-/// For the name of each number format the mean squared error of the products of a group, relative to the mean squared result.
+/// For the name of each number format the mean squared error of the products of a group, relative to the mean squared
+/// result.
 pub type Errors = BTreeMap<String, f32>;
 
 /// A model's weights in f32.

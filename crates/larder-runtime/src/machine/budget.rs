@@ -42,8 +42,8 @@ impl fmt::Display for MemoryUse {
     }
 }
 
-/// The memory ceiling of an engine and its owner: whatever an engine holds for long is taken from it and given back to it,
-/// and the sum never exceeds the ceiling. Clones share the account.
+/// The memory ceiling of an engine and its owner: whatever an engine holds for long is taken from it and given back to
+/// it, and the sum never exceeds the ceiling. Clones share the account.
 #[derive(Clone, Debug)]
 pub struct MemoryBudget(Arc<Mutex<Account>>);
 
@@ -101,8 +101,8 @@ impl MemoryBudget {
     }
 }
 
-/// Refuses a request with which the process would need more memory than there is for it now. Memory that was taken but not
-/// touched yet is not in use for the system, so all that is taken is compared with what is used and available.
+/// Refuses a request with which the process would need more memory than there is for it now. Memory that was taken but
+/// not touched yet is not in use for the system, so all that is taken is compared with what is used and available.
 fn check_machine(purpose: MemoryUse, bytes: u64, taken: u64) -> Result<()> {
     let (Some(used), Some(available)) = (memory::current(), memory::available()) else { return Ok(()) };
     if taken <= used.saturating_add(available) {

@@ -1,4 +1,5 @@
-//! How a model uses its machine: the memory that it may take, fewer threads on battery, and how fast memory and SSD are.
+//! How a model uses its machine: the memory that it may take, fewer threads on battery, and how fast memory and SSD
+//! are.
 
 pub mod budget;
 pub(crate) mod power;

@@ -12,8 +12,8 @@ use larder_os::power::PowerSupplies;
 use crate::notice::{Notice, Notices};
 use crate::options::BatteryOptions;
 
-/// Time between looks at the power supply. A look can take some ten milliseconds where the battery has a slow controller, so a
-/// thread of its own does it.
+/// Time between looks at the power supply. A look can take some ten milliseconds where the battery has a slow
+/// controller, so a thread of its own does it.
 const INTERVAL: Duration = Duration::from_secs(3);
 
 /// A thread that lets a pool use fewer threads while the machine runs on its battery. Dropping it ends the thread.

@@ -1,5 +1,5 @@
-//! Measures how fast memory and SSD can be read, in the way in which the engine reads them, and how fast the system clears
-//! memory.
+//! Measures how fast memory and SSD can be read, in the way in which the engine reads them, and how fast the system
+//! clears memory.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -130,8 +130,8 @@ impl ReadPattern {
         Ok(ReadPattern { files: Arc::new(ShardFiles::new(1, move |_| (path.clone(), bytes))?), len, locations })
     }
 
-    /// Bytes per second of at most `count` reads, `depth` of them in flight whatever the SSD likes; no read is started after
-    /// `time_limit`. Also returns the reader as text.
+    /// Bytes per second of at most `count` reads, `depth` of them in flight whatever the SSD likes; no read is started
+    /// after `time_limit`. Also returns the reader as text.
     pub fn throughput(
         &self,
         reader: &ReaderSpec,
@@ -180,8 +180,8 @@ impl ReadPattern {
         Ok(done as f64 / start.elapsed().as_secs_f64())
     }
 
-    /// All locations, far from each other, over and over. A stride that is coprime to the count visits each of them before
-    /// any one twice.
+    /// All locations, far from each other, over and over. A stride that is coprime to the count visits each of them
+    /// before any one twice.
     fn scattered(&self) -> impl Iterator<Item = (usize, u64)> {
         let count = self.locations.len();
         let stride = (count * 5 / 8).max(1);

@@ -9,8 +9,8 @@ use larder_os::memory;
 use crate::model::Model;
 
 impl Model {
-    /// The logits behind each token, `[tokens, vocab]`; of a model with an encoder, only those of the decoder's start. `wanted` is
-    /// asked before each layer whether to go on.
+    /// The logits behind each token, `[tokens, vocab]`; of a model with an encoder, only those of the decoder's start.
+    /// `wanted` is asked before each layer whether to go on.
     pub fn logits(&mut self, tokens: &[u32], wanted: &dyn Fn() -> bool) -> Result<(Vec<f32>, usize)> {
         self.check_tokens(tokens)?;
         let vocab = self.model.blueprint.vocab;

@@ -56,7 +56,8 @@ impl Model {
         self.generate_with(prompt, &GenerateOptions::default(), &mut |_: TextPiece| true)
     }
 
-    /// As [`generate`](Self::generate), with options; hands over each piece of text, and a listener that says `false` ends it.
+    /// As [`generate`](Self::generate), with options; hands over each piece of text, and a listener that says `false`
+    /// ends it.
     pub fn generate_with(
         &mut self,
         prompt: &str,

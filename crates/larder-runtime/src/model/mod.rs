@@ -1,5 +1,5 @@
-//! A model that is loaded: it generates, chats and counts, one sequence at a time. Programs in Rust use it, and the interfaces for C and
-//! Python, whose options are JSON objects with the names of the command's flags.
+//! A model that is loaded: it generates, chats and counts, one sequence at a time. Programs in Rust use it, and the
+//! interfaces for C and Python, whose options are JSON objects with the names of the command's flags.
 
 mod chat;
 mod evaluate;
@@ -68,8 +68,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a store, a checkpoint folder, a GGUF file, beside which a store is made the first time, or a model by its name, and
-    /// starts an engine.
+    /// Opens a store, a checkpoint folder, a GGUF file, beside which a store is made the first time, or a model by its
+    /// name, and starts an engine.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         Model::load_with(path, &LoadOptions::default())
     }

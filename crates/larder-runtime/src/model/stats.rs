@@ -6,7 +6,8 @@ use crate::{EngineExperts, InferenceEngine};
 use larder_engine::LossMeter;
 use serde::{Deserialize, Serialize};
 
-/// Traffic of the expert cache and loss of the output, since the model was loaded. Fields of the cache are 0 if all experts are resident.
+/// Traffic of the expert cache and loss of the output, since the model was loaded. Fields of the cache are 0 if all
+/// experts are resident.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ModelStats {

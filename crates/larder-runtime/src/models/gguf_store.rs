@@ -17,7 +17,8 @@ pub fn is_gguf(path: &Path) -> bool {
     path.is_file() && path.extension().is_some_and(|e| e == "gguf")
 }
 
-/// The store beside the GGUF file `gguf`, which is made or completed if necessary; the file itself if it cannot be made.
+/// The store beside the GGUF file `gguf`, which is made or completed if necessary; the file itself if it cannot be
+/// made.
 pub(crate) fn store_for_gguf(gguf: &Path, options: &ModelOptions) -> Result<PathBuf> {
     let ModelOptions { cache_folder, notices, .. } = options;
     let store = store_path(gguf);

@@ -13,7 +13,8 @@ use super::{ConvertProgress, HubName, download_of};
 use crate::notice::{Notice, Notices};
 use crate::open::{blueprint_of, check_ignored, check_sidecars};
 
-/// Downloads the model `name`, opened as `opening` says, and makes a store of it, or continues where this was interrupted.
+/// Downloads the model `name`, opened as `opening` says, and makes a store of it, or continues where this was
+/// interrupted.
 pub fn fetch(
     name: &HubName,
     store: &Path,

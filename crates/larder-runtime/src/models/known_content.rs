@@ -1,5 +1,6 @@
-//! A cache of which content a source was found to have, so that its samples are not read at each start. An entry holds for
-//! files of the same inode, length and times; anything else, also a damaged entry, only means that the content is read.
+//! A cache of which content a source was found to have, so that its samples are not read at each start. An entry holds
+//! for files of the same inode, length and times; anything else, also a damaged entry, only means that the content is
+//! read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,8 @@ const SETTLED_SECONDS: i64 = 2;
 
 /// What an entry says if the source has a certain content.
 pub struct KnownContent {
-    /// The file of the entry; `None` without a cache, or if the state of the source's files is not known or not settled.
+    /// The file of the entry; `None` without a cache, or if the state of the source's files is not known or not
+    /// settled.
     path: Option<PathBuf>,
     /// The entry: a line for the content, and one for each file.
     entry: String,
@@ -26,7 +28,8 @@ pub struct KnownContent {
 }
 
 impl KnownContent {
-    /// The entry for `source`, should it have `content`, which is one line. The state of its files is that of this moment.
+    /// The entry for `source`, should it have `content`, which is one line. The state of its files is that of this
+    /// moment.
     pub fn of(source: &dyn Source, content: &str, cache: Option<&Path>) -> Self {
         let files: Vec<PathBuf> = source.files().iter().map(|file| source.path().with_file_name(&file.name)).collect();
         let states = states(&files);

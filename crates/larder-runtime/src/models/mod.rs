@@ -24,10 +24,7 @@ pub const DOWNLOAD: &str = ".download";
 
 /// Reads `path` as a name on the hub, if no file or folder of that path exists.
 pub fn hub_name(path: &Path) -> Option<HubName> {
-    match path.exists() {
-        true => None,
-        false => HubName::parse(path.to_str()?).ok(),
-    }
+    if path.exists() { None } else { HubName::parse(path.to_str()?).ok() }
 }
 
 /// The existing store of `model`, which is a path, a name in the models `folder`, or a GGUF file.

@@ -1,8 +1,8 @@
 //! How long a context is where no number is asked for, and how much memory the keys and values of all sequences share.
 //!
-//! Keys and values grow by pages, so a long context takes no memory before it is used. But slots are allocated at the start,
-//! beside all that a context may ever take. So what grows with the context has half of the memory that all experts leave; where
-//! they do not fit, an eighth of what experts, keys and values share.
+//! Keys and values grow by pages, so a long context takes no memory before it is used. But slots are allocated at the
+//! start, beside all that a context may ever take. So what grows with the context has half of the memory that all
+//! experts leave; where they do not fit, an eighth of what experts, keys and values share.
 
 use anyhow::Result;
 use larder_engine::ContextLimit;
@@ -24,8 +24,8 @@ const MULTIPLE: usize = 1024;
 /// Makes the inputs of a plan for a context of this number of tokens, at most the model's.
 pub(crate) type WithContext<'f, 'a> = &'f dyn Fn(usize) -> Result<PlanInputs<'a>>;
 
-/// The inputs of a plan on the CPU with the context of the options, and with a limit for the keys and values of all sequences
-/// where whole contexts of all of them would take more than their share.
+/// The inputs of a plan on the CPU with the context of the options, and with a limit for the keys and values of all
+/// sequences where whole contexts of all of them would take more than their share.
 pub(crate) fn with_context<'a>(options: &Options, with: WithContext<'_, 'a>) -> Result<PlanInputs<'a>> {
     let least = with(LEAST_TOKENS)?;
     let most_bytes = least.base_bytes().saturating_add(growth(&least, options));
@@ -71,10 +71,7 @@ fn of_size<'a>(
     while low < high {
         let middle = low.midpoint(high);
         let inputs = with(middle.saturating_mul(MULTIPLE))?;
-        match fits(&inputs) {
-            true => (longest, low) = (inputs, middle + 1),
-            false => high = middle,
-        }
+        if fits(&inputs) { (longest, low) = (inputs, middle + 1) } else { high = middle }
     }
     Ok(longest)
 }
@@ -86,8 +83,8 @@ fn growth(least: &PlanInputs, options: &Options) -> u64 {
     grown(spare, least.all_kv_bytes(), least.all_expert_bytes(), requested)
 }
 
-/// Bytes that keys and values may take beyond `kv`, if `spare` bytes are for experts beside that, where all experts take `all`
-/// and those that the options ask for `requested`.
+/// Bytes that keys and values may take beyond `kv`, if `spare` bytes are for experts beside that, where all experts
+/// take `all` and those that the options ask for `requested`.
 fn grown(spare: u64, kv: u64, all: u64, requested: Option<u64>) -> u64 {
     let share = (spare.saturating_add(kv) / SHARE_DIVISOR).saturating_sub(kv);
     match (requested, spare.checked_sub(all)) {

@@ -51,7 +51,8 @@ impl ElasticPlan {
     }
 }
 
-/// Pass-through slots of a cache that may have fewer slots than this shape: as many as with a slot less than there are experts.
+/// Pass-through slots of a cache that may have fewer slots than this shape: as many as with a slot less than there are
+/// experts.
 fn elastic_pass_through(shape: &CacheShape) -> usize {
     pass_through_slots(&CacheShape { slots: shape.slots.min(shape.keys_per_pool().saturating_sub(1)), ..*shape })
 }

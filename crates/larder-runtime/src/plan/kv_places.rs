@@ -1,5 +1,6 @@
-//! Where keys and values are with a GPU: those of some layers in VRAM, those with a sliding window first, and those of the others in main
-//! memory, where the CPU computes their attention. And what another format or another split of them would change.
+//! Where keys and values are with a GPU: those of some layers in VRAM, those with a sliding window first, and those of
+//! the others in main memory, where the CPU computes their attention. And what another format or another split of them
+//! would change.
 
 use larder_core::SequenceMemory;
 use larder_model::KvFormat;
@@ -15,8 +16,9 @@ use crate::setting::Setting;
 const WORTH_SPLITTING: f64 = 1.02;
 
 impl<'a> PlanInputs<'a> {
-    /// The same inputs with keys and values in VRAM as the options say; without an option those of as many layers as leave room in VRAM for
-    /// the experts that the options ask for, or for those of a token, or at least for one per layer.
+    /// The same inputs with keys and values in VRAM as the options say; without an option those of as many layers as
+    /// leave room in VRAM for the experts that the options ask for, or for those of a token, or at least for one per
+    /// layer.
     pub fn with_kv_placed(self, vram: &Vram, options: &Options) -> Self {
         let all = self.blueprint.kv_layers.len();
         let wanted = options.device.vram_experts;
@@ -41,8 +43,8 @@ impl<'a> PlanInputs<'a> {
         smaller.filter(|other| other.page_bytes() < self.page_bytes())
     }
 
-    /// Bytes of the keys and values that a token reads at the end of the context: in VRAM, and in main memory. Those of layers that can be
-    /// in main memory only are left out.
+    /// Bytes of the keys and values that a token reads at the end of the context: in VRAM, and in main memory. Those of
+    /// layers that can be in main memory only are left out.
     pub(super) fn kv_bytes_of_context(&self) -> [u64; 2] {
         let (there, here) = self.blueprint.kv_layers.split_at(self.kv_layers_on_device());
         let of = |layer: &SequenceMemory| layer.read_bytes(self.context, self.kv_format.kind());

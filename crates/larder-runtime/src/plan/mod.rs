@@ -1,7 +1,7 @@
 //! The memory plan: how many experts stay in memory, decided before anything is loaded.
 //!
-//! A context that is not given a length is as long as its share of memory allows: half of what all experts leave, or an eighth of
-//! what experts, keys and values share.
+//! A context that is not given a length is as long as its share of memory allows: half of what all experts leave, or an
+//! eighth of what experts, keys and values share.
 
 use larder_cache::{CacheScope, pass_through_slots, slot_count};
 use larder_core::{Blueprint, CheckpointPolicy, format_bytes};
@@ -113,9 +113,10 @@ impl PlanInputs<'_> {
 
     /// Bytes of a slot in every layer, together.
     fn slot_per_layer_bytes(&self) -> u64 {
-        match self.slots_belong_to_layers(CacheScope::Layer) {
-            true => self.expert_sizes.one_per_layer(),
-            false => self.layers() as u64 * self.expert_sizes.largest(),
+        if self.slots_belong_to_layers(CacheScope::Layer) {
+            self.expert_sizes.one_per_layer()
+        } else {
+            self.layers() as u64 * self.expert_sizes.largest()
         }
     }
 
@@ -129,8 +130,8 @@ impl PlanInputs<'_> {
         all.saturating_add(self.copy_bytes()).saturating_add(self.moving_bytes())
     }
 
-    /// Bytes of the copy of a sequence in which tokens are measured: a page of each layer, and recurrent states before and behind a
-    /// checkpoint.
+    /// Bytes of the copy of a sequence in which tokens are measured: a page of each layer, and recurrent states before
+    /// and behind a checkpoint.
     fn copy_bytes(&self) -> u64 {
         let memory = &self.blueprint.sequence_memory;
         let copy = memory.kv_bytes(1, 1, self.kv_format.kind()).saturating_add(2 * memory.state_bytes as u64);
@@ -227,10 +228,7 @@ impl PlanInputs<'_> {
 
     /// Pass-through slots beside `slots`. With a GPU they are the scratch slots.
     fn pass_through_slots(&self, slots: usize, scope: CacheScope) -> usize {
-        match self.on_gpu {
-            true => 0,
-            false => pass_through_slots(&CacheShape::new(&self.blueprint.geometry, slots, scope)),
-        }
+        if self.on_gpu { 0 } else { pass_through_slots(&CacheShape::new(&self.blueprint.geometry, slots, scope)) }
     }
 
     /// Slots for `per_layer` experts of each layer: per layer or, in global scope, in total.
@@ -273,13 +271,14 @@ impl PlanInputs<'_> {
     }
 
     fn other_uses(&self) -> String {
-        let context = match self.on_gpu {
-            false => format!(" {} of KV cache ({}),", format_bytes(self.kv_bytes()), self.context_text()),
-            true => format!(
+        let context = if self.on_gpu {
+            format!(
                 " {} of GPU staging buffers, {} of KV cache,",
                 format_bytes(self.gpu_buffer_bytes()),
                 format_bytes(self.host_kv_bytes())
-            ),
+            )
+        } else {
+            format!(" {} of KV cache ({}),", format_bytes(self.kv_bytes()), self.context_text())
         };
         let draft = self.draft.as_ref().map(|draft| format!("{} for the draft model, ", format_bytes(draft.bytes)));
         let draft = draft.unwrap_or_default();
@@ -343,12 +342,13 @@ impl MemoryPlan {
                 text += &format!(", at most {}, which fit", inputs.per_layer(inputs.slots_in(budget, scope), scope));
             }
             if let Some(classes) = inputs.expert_sizes.classes_text() {
-                text += &match inputs.slots_belong_to_layers(scope) {
-                    true => format!("\n      slots: {classes}"),
-                    false => format!(
+                text += &if inputs.slots_belong_to_layers(scope) {
+                    format!("\n      slots: {classes}")
+                } else {
+                    format!(
                         "\n      slots: {} each, that of the largest expert ({classes})",
                         format_bytes(inputs.expert_sizes.largest())
-                    ),
+                    )
                 };
             }
             if self.thrashes(inputs) {
@@ -394,8 +394,8 @@ impl MemoryPlan {
         }
     }
 
-    /// The number of slots, per layer or, in global scope, in total; that at the start if it changes. `None` if all experts are in
-    /// memory.
+    /// The number of slots, per layer or, in global scope, in total; that at the start if it changes. `None` if all
+    /// experts are in memory.
     pub fn slots(&self) -> Option<(usize, CacheScope)> {
         match *self {
             MemoryPlan::AllResident => None,

@@ -15,9 +15,9 @@ const SHARE_DIVISOR: u64 = 8;
 /// The number of tokens is a multiple of this, if it is not the context.
 const MULTIPLE: usize = 64;
 
-/// The tokens of a piece: as many as the options say, else as many as an eighth of the memory of the slots has room for,
-/// or the usual number if that is more, within the constants above and the contexts of all sequences. `inputs` has the least
-/// number of tokens.
+/// The tokens of a piece: as many as the options say, else as many as an eighth of the memory of the slots has room
+/// for, or the usual number if that is more, within the constants above and the contexts of all sequences. `inputs` has
+/// the least number of tokens.
 pub(crate) fn prefill_tokens(inputs: &PlanInputs, options: &Options) -> usize {
     let longest = inputs.context.saturating_mul(inputs.sequences).max(1);
     if let Some(tokens) = options.prefill_tokens {
@@ -88,7 +88,8 @@ mod tests {
 
     #[test]
     fn pieces_take_an_eighth_of_the_slots() {
-        // Beside the slots 1 MiB of weights, 8 MiB of KV cache, attention, and less than half a MiB of the smallest pieces.
+        // Beside the slots 1 MiB of weights, 8 MiB of KV cache, attention, and less than half a MiB of the smallest
+        // pieces.
         let attention = attention_scratch_bytes(8192, 512, 1) as u64;
         let available = |bytes| Some(beside_reserve(bytes + 9 * MEGA + MEGA / 2 + attention));
         let automatic = options(CacheSize::Available, Layer);

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use super::PlanInputs;
 use super::tiers::TierPlan;
 
-/// Seconds of waiting for each layer whose attention the CPU computes: a copy, a kernel and a copy back took 14 µs on an H100.
+/// Seconds of waiting for each layer whose attention the CPU computes: a copy, a kernel and a copy back took 14 µs on
+/// an H100.
 const WAIT_SECONDS: f64 = 15e-6;
 
 /// Measured rates, in bytes per second.
@@ -48,8 +49,9 @@ pub struct ExpectedSpeed {
 }
 
 impl TierPlan {
-    /// The speed that these rates allow. Experts in different places are read at the same time; resident weights, and the keys and values
-    /// of a whole context, are read before them, those in memory by the CPU. Launches and other waits come on top.
+    /// The speed that these rates allow. Experts in different places are read at the same time; resident weights, and
+    /// the keys and values of a whole context, are read before them, those in memory by the CPU. Launches and other
+    /// waits come on top.
     pub fn expected_speed(&self, inputs: &PlanInputs, bytes: DecodeBytes, rates: &TierRates) -> ExpectedSpeed {
         let all = inputs.slots_for(usize::MAX, self.scope) as f64;
         let on_gpu = (self.device_slots as f64 / all).min(1.0);

@@ -24,8 +24,9 @@ pub struct Vram {
     pub free_bytes: u64,
     /// Bytes of the resident weight matrices.
     pub resident_bytes: u64,
-    /// Bytes of the embedding of tokens, which is there too if all experts are and steps [run ahead](larder_core::Blueprint::runs_ahead): none
-    /// if the output head has the same weights; and the tables of experts that tokens decide on. `None` if steps do not.
+    /// Bytes of the embedding of tokens, which is there too if all experts are and steps [run
+    /// ahead](larder_core::Blueprint::runs_ahead): none if the output head has the same weights; and the tables of
+    /// experts that tokens decide on. `None` if steps do not.
     pub embedding_bytes: Option<u64>,
 }
 
@@ -96,19 +97,17 @@ impl PlanInputs<'_> {
         if self.on_gpu { self.blueprint.sequence_memory.state_bytes as u64 } else { 0 }
     }
 
-    /// Bytes of KV cache in main memory: with a GPU recurrent states, and the keys and values of layers that have them there.
+    /// Bytes of KV cache in main memory: with a GPU recurrent states, and the keys and values of layers that have them
+    /// there.
     pub(super) fn host_kv_bytes(&self) -> u64 {
         let pages = self.host_page_bytes();
         let copy = if pages > 0 { self.copy_bytes() } else { 0 };
-        match self.on_gpu {
-            true => self.recurrent_bytes().saturating_add(pages).saturating_add(copy),
-            false => self.kv_bytes(),
-        }
+        if self.on_gpu { self.recurrent_bytes().saturating_add(pages).saturating_add(copy) } else { self.kv_bytes() }
     }
 
-    /// Bytes of activations in VRAM: those of two layers, of which none are freed before the next layer begins, beside what a layer takes
-    /// that the CPU computes in parts; outputs of experts that it computes, on their way there, twice; what attention takes; and the
-    /// activations of experts that the GPU chooses.
+    /// Bytes of activations in VRAM: those of two layers, of which none are freed before the next layer begins, beside
+    /// what a layer takes that the CPU computes in parts; outputs of experts that it computes, on their way there,
+    /// twice; what attention takes; and the activations of experts that the GPU chooses.
     fn device_scratch_bytes(&self) -> u64 {
         let Blueprint { geometry, step_memory, attention_heads, sequence_memory, .. } = self.blueprint;
         let layer = step_memory.bytes_per_token.saturating_mul(self.prefill_tokens);
@@ -129,15 +128,16 @@ impl PlanInputs<'_> {
     }
 }
 
-/// Slots in memory that experts pass through: all experts that one token uses in a layer are read at once, and meanwhile
-/// the same number is being copied to the GPU or prefetched.
+/// Slots in memory that experts pass through: all experts that one token uses in a layer are read at once, and
+/// meanwhile the same number is being copied to the GPU or prefetched.
 pub fn pass_through_slots(inputs: &PlanInputs, ahead: usize) -> usize {
     let geometry = &inputs.blueprint.geometry;
     (geometry.top_k + ahead.max(geometry.top_k)).min(geometry.experts)
 }
 
-/// Decides the plan, from the requested sizes and the available memory. In `inputs`, the resident weights are those that
-/// stay in main memory, the scratch slots are [`pass_through_slots`], and keys and values [have places](PlanInputs::with_kv_placed).
+/// Decides the plan, from the requested sizes and the available memory. In `inputs`, the resident weights are those
+/// that stay in main memory, the scratch slots are [`pass_through_slots`], and keys and values [have
+/// places](PlanInputs::with_kv_placed).
 pub fn decide(inputs: &PlanInputs, vram: &Vram, options: &Options) -> Result<TierPlan> {
     let scope = options.cache.scope;
     let device = device_slots(inputs, vram, options, scope)?;
@@ -327,8 +327,8 @@ pub(super) mod tests {
         let inputs = |available| PlanInputs { scratch_slots: 4, on_gpu: true, ..inputs(&blueprint, available) };
         let (layer, global) = (CacheScope::Layer, CacheScope::Global);
         let (enough, tight) = (Some(beside_reserve(70 * MEGA)), Some(beside_reserve(25 * MEGA)));
-        // 32 experts of 1 MiB; beside them in VRAM 1 MiB of weights, 1 MiB of KV cache, some activations, and an eighth in
-        // reserve.
+        // 32 experts of 1 MiB; beside them in VRAM 1 MiB of weights, 1 MiB of KV cache, some activations, and an eighth
+        // in reserve.
         let free = 24 * MEGA;
         let decided = |available, options: &Options| {
             let TierPlan { device_slots, host_slots, pass_through, .. } =

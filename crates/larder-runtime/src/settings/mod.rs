@@ -1,5 +1,5 @@
-//! Settings of an engine as text: one [table](SETTINGS) by which the command line, larder.toml, the environment and the options
-//! of other languages are read, checked and explained.
+//! Settings of an engine as text: one [table](SETTINGS) by which the command line, larder.toml, the environment and the
+//! options of other languages are read, checked and explained.
 
 mod renamed;
 mod table;
@@ -17,7 +17,8 @@ use larder_os::power::POWER_SUPPLIES;
 pub use renamed::{RENAMED, RenamedSetting, renamed};
 pub use table::SETTINGS;
 
-/// The part of an engine that a setting belongs to. A command takes the settings of some parts, as a sum of [`Self::bit`].
+/// The part of an engine that a setting belongs to. A command takes the settings of some parts, as a sum of
+/// [`Self::bit`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SettingPart {
     /// Length of the context.
@@ -85,8 +86,8 @@ pub struct SettingRow {
     pub part: SettingPart,
     /// Whether the command line has a flag of this name.
     pub has_flag: bool,
-    /// Whether the larder.toml of a store may set it. Stores are downloaded and not trusted, so they may set nothing that names a
-    /// file, locks memory or changes the machine.
+    /// Whether the larder.toml of a store may set it. Stores are downloaded and not trusted, so they may set nothing
+    /// that names a file, locks memory or changes the machine.
     pub by_store: bool,
     /// Whether help leaves it out, because it is for tests.
     pub is_hidden: bool,

@@ -43,8 +43,8 @@ impl ExpertPath for ExpertsOnce<'_> {
     }
 }
 
-/// Reads the experts of a layer on threads, and hands each to `each` as it arrives. At most two experts of each thread are in
-/// memory.
+/// Reads the experts of a layer on threads, and hands each to `each` as it arrives. At most two experts of each thread
+/// are in memory.
 fn read_all(
     source: &dyn ExpertSource,
     layer: LayerIdx,

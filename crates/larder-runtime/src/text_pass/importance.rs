@@ -10,8 +10,8 @@ use larder_store::Importance;
 use super::{TextPass, chunks_per_step};
 use crate::open::OpenModel;
 
-/// Measures the inputs of the weight matrices of `model` over the `chunks` of a text, which is given by its name and the tokens
-/// of a chunk, on `threads` compute threads. `on_step` gets the number of tokens of each step.
+/// Measures the inputs of the weight matrices of `model` over the `chunks` of a text, which is given by its name and
+/// the tokens of a chunk, on `threads` compute threads. `on_step` gets the number of tokens of each step.
 pub fn measure_importance(
     model: &OpenModel,
     (text, chunk): (&str, usize),

@@ -1,5 +1,5 @@
-//! Passes of a text through a model whose experts are read one after the other: for measurements on models of any size, in any
-//! form. A step computes as many chunks of the text as memory allows, and reads each expert once.
+//! Passes of a text through a model whose experts are read one after the other: for measurements on models of any size,
+//! in any form. A step computes as many chunks of the text as memory allows, and reads each expert once.
 
 mod experts_once;
 mod importance;
@@ -53,7 +53,8 @@ impl<'a> TextPass<'a> {
     }
 }
 
-/// The number of chunks of `chunk` tokens that a step can compute in the memory that is available beside the resident weights.
+/// The number of chunks of `chunk` tokens that a step can compute in the memory that is available beside the resident
+/// weights.
 pub fn chunks_per_step(blueprint: &Blueprint, chunk: usize, logits_for: LogitsFor) -> Result<usize> {
     let sequence = &blueprint.sequence_memory;
     let states = sequence.kv_bytes(chunk, chunk, NumberFormat::F32)

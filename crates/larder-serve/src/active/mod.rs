@@ -72,8 +72,8 @@ pub struct ActiveRequest<'m> {
 }
 
 impl<'m> ActiveRequest<'m> {
-    /// Starts `job`, whose prompt is in the `sequence` of a slot. The KV cache of the sequence holds `cached_tokens` of it.
-    /// Tokens of the answer are drafted as `drafting` says.
+    /// Starts `job`, whose prompt is in the `sequence` of a slot. The KV cache of the sequence holds `cached_tokens` of
+    /// it. Tokens of the answer are drafted as `drafting` says.
     pub fn new(
         job: GenerationJob,
         (slot, sequence): (usize, Sequence),
@@ -161,8 +161,8 @@ impl<'m> ActiveRequest<'m> {
         (self.slot, self.sequence)
     }
 
-    /// Whether tokens before the next one to generate are not computed yet: those of the prompt, or all if a failed step
-    /// has lost the KV cache.
+    /// Whether tokens before the next one to generate are not computed yet: those of the prompt, or all if a failed
+    /// step has lost the KV cache.
     pub fn is_prefilling(&self) -> bool {
         !self.decodes || self.sequence.pending() > 1 + self.decoding.drafts()
     }
@@ -221,10 +221,8 @@ impl<'m> ActiveRequest<'m> {
         };
         let reads_all = self.echoes_logits() || self.logprobs.is_some() || self.exact.is_some();
         let has_logits = logits_for != LogitsFor::None && self.sequence.next_tokens(most) == self.sequence.pending();
-        let (best, draws) = match has_logits {
-            true => self.decoding.wants(&self.sequence, decoder, &mut self.writer),
-            false => (None, None),
-        };
+        let (best, draws) =
+            if has_logits { self.decoding.wants(&self.sequence, decoder, &mut self.writer) } else { (None, None) };
         // The logits of the step are for one more token.
         let goes_on = self.exact.is_none() && self.writer.remaining() > 1;
         let (best, draws) = (best.filter(|_| !reads_all), draws.filter(|_| goes_on));
@@ -233,9 +231,10 @@ impl<'m> ActiveRequest<'m> {
 
     /// Computes the token that the next step decodes exactly, if its loss is measured.
     pub fn measure(&mut self, meter: &LossMeter, decoder: &Decoder, experts: &mut dyn ExpertPath) {
-        self.exact = match !self.is_prefilling() && self.sequence.pending() == 1 {
-            true => meter.before_token(decoder, experts, &mut self.sequence),
-            false => None,
+        self.exact = if !self.is_prefilling() && self.sequence.pending() == 1 {
+            meter.before_token(decoder, experts, &mut self.sequence)
+        } else {
+            None
         };
     }
 
@@ -261,8 +260,8 @@ impl<'m> ActiveRequest<'m> {
         self.hidden = Some(sum);
     }
 
-    /// Takes the logits that a step has computed for it; none if tokens are pending still. `took` is the time of a step of this
-    /// request alone.
+    /// Takes the logits that a step has computed for it; none if tokens are pending still. `took` is the time of a step
+    /// of this request alone.
     pub fn computed(&mut self, mut logits: Logits, took: Option<Duration>) {
         if self.echoes_logits()
             && let Logits::All(logits) = &mut logits
@@ -350,7 +349,8 @@ impl<'m> ActiveRequest<'m> {
         }
     }
 
-    /// Makes room in a full context, if the request wants to go on then. Its sequence is prefilled again, like a prompt.
+    /// Makes room in a full context, if the request wants to go on then. Its sequence is prefilled again, like a
+    /// prompt.
     fn shift(&mut self, decoder: &Decoder) -> Result<bool, ModelError> {
         let Some(keep) = self.context.keep else { return Ok(false) };
         let Some(dropped) = self.sequence.shift(decoder, keep)? else { return Ok(false) };

@@ -1,4 +1,5 @@
-//! Requests whose clients do not read: they leave their slots to requests that wait, and go on once they are read again.
+//! Requests whose clients do not read: they leave their slots to requests that wait, and go on once they are read
+//! again.
 
 use std::time::Duration;
 

@@ -77,7 +77,8 @@ async fn answer(app: &App, request: Request, style: EmbeddingStyle) -> Result<Js
     }))
 }
 
-/// The embeddings of all prompts. At most as many are in the queue as are computed at a time, so that they leave room there.
+/// The embeddings of all prompts. At most as many are in the queue as are computed at a time, so that they leave room
+/// there.
 async fn computed(app: &App, since: Instant, prompts: Vec<Vec<u32>>) -> Result<Vec<Vec<f32>>> {
     let (mut computing, mut vectors) = (JoinSet::new(), vec![Vec::new(); prompts.len()]);
     for (index, prompt) in prompts.into_iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Requests to a server of several models: each goes to the routes of the model that it names, which is loaded for it, or to the
-//! upstream server if the model is not here.
+//! Requests to a server of several models: each goes to the routes of the model that it names, which is loaded for it,
+//! or to the upstream server if the model is not here.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -118,8 +118,8 @@ enum Named {
 }
 
 impl Front {
-    /// The model of a request: by the field `model` (or `name`, where its table has that) or the query. Without, settings are those of the
-    /// model that was used last, and all else is of the first.
+    /// The model of a request: by the field `model` (or `name`, where its table has that) or the query. Without,
+    /// settings are those of the model that was used last, and all else is of the first.
     fn named(&self, route: &Route, parts: &Parts, body: &[u8]) -> Named {
         let in_body = || {
             let json: Value = serde_json::from_slice(body).ok()?;

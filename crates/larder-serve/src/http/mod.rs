@@ -80,10 +80,8 @@ async fn health(State(app): State<App>) -> Response {
 
 /// Whether requests are accepted, and how many wait and are generated.
 fn health_of((queued, active): (usize, usize), is_closed: bool) -> Response {
-    let (code, status) = match is_closed {
-        false => (StatusCode::OK, "ok"),
-        true => (StatusCode::SERVICE_UNAVAILABLE, "shutting down"),
-    };
+    let (code, status) =
+        if is_closed { (StatusCode::SERVICE_UNAVAILABLE, "shutting down") } else { (StatusCode::OK, "ok") };
     (code, Json(json!({"status": status, "active": active, "queued": queued}))).into_response()
 }
 
@@ -101,10 +99,7 @@ async fn models(State(app): State<App>) -> Json {
 }
 
 async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Json> {
-    match app.model.has_name(&id) {
-        true => Ok(Json(model_object(&app, &id))),
-        false => Err(unknown_model(&app, &id)),
-    }
+    if app.model.has_name(&id) { Ok(Json(model_object(&app, &id))) } else { Err(unknown_model(&app, &id)) }
 }
 
 fn model_object(app: &App, id: &str) -> serde_json::Value {
@@ -242,9 +237,10 @@ struct ChatAnswers {
 impl ChatAnswers {
     fn parser(&self, app: &App) -> Box<dyn OutputParser> {
         let (format, tools) = (&app.model.chat_format, self.tools.clone());
-        let mut parser = match self.separate_reasoning {
-            true => format.parser(&self.prompt, tools),
-            false => format.with_reasoning_as_content().parser(&self.prompt, tools),
+        let mut parser = if self.separate_reasoning {
+            format.parser(&self.prompt, tools)
+        } else {
+            format.with_reasoning_as_content().parser(&self.prompt, tools)
         };
         if !self.begun.is_empty() {
             parser.push(&self.begun);
@@ -253,8 +249,8 @@ impl ChatAnswers {
     }
 }
 
-/// Submits a job for each answer and responds with all of them, in the format that `format` makes of the parameters and the
-/// request's number.
+/// Submits a job for each answer and responds with all of them, in the format that `format` makes of the parameters and
+/// the request's number.
 async fn generate<F: ResponseFormat + 'static>(
     app: &App,
     since: Instant,

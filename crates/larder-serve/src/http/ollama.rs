@@ -54,8 +54,8 @@ pub async fn generate(State(app): State<App>, request: Request) -> Result<Respon
     super::generate(&app, since, asked, |_, _| format).await
 }
 
-/// The answer at once to a request without messages or prompt, by which Ollama's clients load and unload models; the served one
-/// is always loaded.
+/// The answer at once to a request without messages or prompt, by which Ollama's clients load and unload models; the
+/// served one is always loaded.
 fn loaded(app: &App, body: &[u8], table: &'static Object, format: &OllamaFormat) -> Result<Option<Response>> {
     let Some(OllamaLoadRequest { mut model, unloads }) = OllamaLoadRequest::parse(body, table)? else {
         return Ok(None);

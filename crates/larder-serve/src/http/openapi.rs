@@ -80,10 +80,7 @@ impl Described {
     }
 
     fn security(&self, access: Access) -> Value {
-        match self.has_keys && access != Access::Open {
-            true => json!([{"bearer": []}, {"header": []}]),
-            false => json!([]),
-        }
+        if self.has_keys && access != Access::Open { json!([{"bearer": []}, {"header": []}]) } else { json!([]) }
     }
 
     /// The error of a path's API, by an example of it.

@@ -1,5 +1,5 @@
-//! The table of all routes. The router, the keys that routes need, metrics and `/openapi.json` are made of it, and the list in
-//! `docs/serve.md` is compared with it.
+//! The table of all routes. The router, the keys that routes need, metrics and `/openapi.json` are made of it, and the
+//! list in `docs/serve.md` is compared with it.
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request};
@@ -250,7 +250,8 @@ impl Route {
         self.body.is_some_and(|body| body.name == table.name)
     }
 
-    /// The route and the pattern that a request has matched. Of a method that its path does not have, it is the path's first.
+    /// The route and the pattern that a request has matched. Of a method that its path does not have, it is the path's
+    /// first.
     pub fn matched(request: &Request) -> Option<(&'static Route, &'static str)> {
         let path = request.extensions().get::<MatchedPath>()?.as_str();
         Route::find(path, request.method())

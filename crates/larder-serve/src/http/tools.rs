@@ -1,4 +1,5 @@
-//! Routes that llama.cpp's server has beside generation: tokens of a text and back, the rendered prompt of a chat, properties.
+//! Routes that llama.cpp's server has beside generation: tokens of a text and back, the rendered prompt of a chat,
+//! properties.
 
 use axum::extract::{Request, State};
 use larder_engine::Sampling;

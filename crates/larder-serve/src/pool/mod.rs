@@ -1,10 +1,10 @@
-//! The models of a server: each is loaded when a request needs it, and unloaded when it was idle for long or when another
-//! model needs its memory.
+//! The models of a server: each is loaded when a request needs it, and unloaded when it was idle for long or when
+//! another model needs its memory.
 //!
-//! A request takes a [`ModelLease`], which keeps its model loaded. If the model is not loaded, the request waits in a line, first come,
-//! first served. The first of the line decides what happens next ([`ModelPool::advance`]): its model is opened, idle models are
-//! unloaded until its memory plan fits, and it is loaded. While it waits for memory, later requests wait behind it, also those for models
-//! that are loaded, so that every model gets its turn.
+//! A request takes a [`ModelLease`], which keeps its model loaded. If the model is not loaded, the request waits in a
+//! line, first come, first served. The first of the line decides what happens next ([`ModelPool::advance`]): its model
+//! is opened, idle models are unloaded until its memory plan fits, and it is loaded. While it waits for memory, later
+//! requests wait behind it, also those for models that are loaded, so that every model gets its turn.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -367,9 +367,10 @@ impl ModelPool {
 
     /// Whether all ended as it should: an error if a decode thread panicked that was to run for as long as the server.
     pub fn result(&self) -> std::io::Result<()> {
-        match self.has_failed.load(Ordering::Acquire) {
-            true => Err(std::io::Error::other("the decode thread panicked")),
-            false => Ok(()),
+        if self.has_failed.load(Ordering::Acquire) {
+            Err(std::io::Error::other("the decode thread panicked"))
+        } else {
+            Ok(())
         }
     }
 

@@ -83,9 +83,10 @@ impl PoolState {
     /// Fails all requests that wait for a model.
     pub fn refuse(&mut self, model: usize, error: &ApiError, answers: &mut Answers) {
         for waiting in std::mem::take(&mut self.line) {
-            match waiting.model == model {
-                true => answers.push((waiting.to, Err(error.clone()))),
-                false => self.line.push_back(waiting),
+            if waiting.model == model {
+                answers.push((waiting.to, Err(error.clone())))
+            } else {
+                self.line.push_back(waiting)
             }
         }
     }

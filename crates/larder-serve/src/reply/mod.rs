@@ -44,8 +44,8 @@ pub trait ResponseFormat: Send {
     /// Events before the first part of the answer `index`.
     fn begin(&mut self, index: usize) -> Vec<ResponseEvent>;
 
-    /// Events for new parts of an answer, whose message so far is `message`; `tokens` are those generated since the last call, if
-    /// log-probabilities were requested.
+    /// Events for new parts of an answer, whose message so far is `message`; `tokens` are those generated since the
+    /// last call, if log-probabilities were requested.
     fn parts(
         &mut self,
         index: usize,

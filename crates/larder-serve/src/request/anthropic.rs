@@ -178,7 +178,8 @@ fn chat(fields: &Fields) -> Result<ChatRequest> {
     Ok(ChatRequest { params, ..chat })
 }
 
-/// Edits of the history, of which this server makes none: reasoning is in the prompt as far as the chat template prints it.
+/// Edits of the history, of which this server makes none: reasoning is in the prompt as far as the chat template prints
+/// it.
 fn check_context_edits(fields: &Fields) -> Result<()> {
     let Some(management) = fields.object("context_management")? else { return Ok(()) };
     for edit in management.objects("edits")? {

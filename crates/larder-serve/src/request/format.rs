@@ -49,7 +49,8 @@ pub const FORMATS: &[Field] = &[
     field("regex", Kind::Text, "the answer is a text that this regular expression matches as a whole"),
 ];
 
-/// The format of the answer, by OpenAI's `response_format` or the fields `json_schema`, `grammar` and `regex`; `None` for any text.
+/// The format of the answer, by OpenAI's `response_format` or the fields `json_schema`, `grammar` and `regex`; `None`
+/// for any text.
 pub fn requested_format(fields: &Fields) -> Result<Option<RequestedFormat>> {
     let grammar = fields.string("grammar").filter(|text| !text.trim().is_empty());
     let all = [

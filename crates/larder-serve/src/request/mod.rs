@@ -313,12 +313,11 @@ fn continues(fields: &Fields, messages: &[Value]) -> Result<bool> {
     if !fields.flag(FIELD) {
         return Ok(false);
     }
-    match messages.last().is_some_and(|last| last["role"] == "assistant") {
-        true => Ok(true),
-        false => {
-            let message = format!("'{FIELD}' needs a last message with the role 'assistant'.");
-            Err(ApiError::invalid_field(FIELD, "invalid_value", message))
-        }
+    if messages.last().is_some_and(|last| last["role"] == "assistant") {
+        Ok(true)
+    } else {
+        let message = format!("'{FIELD}' needs a last message with the role 'assistant'.");
+        Err(ApiError::invalid_field(FIELD, "invalid_value", message))
     }
 }
 

@@ -8,8 +8,8 @@ use crate::error::{ApiError, excerpt};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// Whose content it is, which decides on what cannot be read as text: a question about it is refused, a tool's result goes on
-/// without it.
+/// Whose content it is, which decides on what cannot be read as text: a question about it is refused, a tool's result
+/// goes on without it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Author {
     /// A person, or instructions.

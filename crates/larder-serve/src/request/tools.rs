@@ -151,9 +151,10 @@ impl OfferedTools {
 
     /// The choice of the tool of this name; of one that was left out, that of the model.
     pub fn named(&self, name: &str) -> Value {
-        match self.skipped.iter().any(|skipped| skipped == name) {
-            true => json!("auto"),
-            false => json!({"type": "function", "function": {"name": name}}),
+        if self.skipped.iter().any(|skipped| skipped == name) {
+            json!("auto")
+        } else {
+            json!({"type": "function", "function": {"name": name}})
         }
     }
 

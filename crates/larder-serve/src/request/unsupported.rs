@@ -1,5 +1,5 @@
-//! Fields of all APIs that would change an answer and are not supported, and fields without effect. The former are refused
-//! by name unless they have a value that changes nothing.
+//! Fields of all APIs that would change an answer and are not supported, and fields without effect. The former are
+//! refused by name unless they have a value that changes nothing.
 
 use serde_json::{Value, json};
 

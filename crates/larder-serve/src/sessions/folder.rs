@@ -51,8 +51,8 @@ pub enum WriteError {
 }
 
 impl SessionFolder {
-    /// Reads the heads of the sequences in a folder. What is not of the model of `origin`, has more than `context` tokens or is
-    /// damaged is reported and left alone.
+    /// Reads the heads of the sequences in a folder. What is not of the model of `origin`, has more than `context`
+    /// tokens or is damaged is reported and left alone.
     pub fn open(disk: &SessionDisk, origin: &SequenceOrigin, context: usize) -> io::Result<Self> {
         // Sequences hold what was said.
         create_private_folder(&disk.folder)?;
@@ -114,7 +114,8 @@ impl SessionFolder {
         Ok((sequence, bytes))
     }
 
-    /// Writes a sequence that left memory, and removes what it makes superfluous. One that can never fit is not written.
+    /// Writes a sequence that left memory, and removes what it makes superfluous. One that can never fit is not
+    /// written.
     pub fn write_prefix(&self, sequence: &Sequence, origin: &SequenceOrigin) -> Result<(), WriteError> {
         let (name, tokens) = (prefix_name(sequence, origin), sequence.computed_tokens().to_vec());
         let Some(excess) = self.index().make_room(most_bytes(sequence), tokens.len(), None) else { return Ok(()) };

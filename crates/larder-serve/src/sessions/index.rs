@@ -66,8 +66,8 @@ impl SessionIndex {
         at.map(|at| self.entries[at..].rotate_left(1)).is_some()
     }
 
-    /// The sequence of `origin` with the longest prefix for which `shared` returns a length, and that length. Of several it
-    /// is the one that was used last.
+    /// The sequence of `origin` with the longest prefix for which `shared` returns a length, and that length. Of
+    /// several it is the one that was used last.
     pub fn best(&self, origin: &SequenceOrigin, shared: impl Fn(&[u32]) -> Option<usize>) -> Option<(String, usize)> {
         let own = self.entries.iter().filter(|entry| entry.origin == *origin);
         let (shared, entry) =
@@ -88,8 +88,8 @@ impl SessionIndex {
         self.entries.drain(..).map(|entry| entry.name).collect()
     }
 
-    /// Takes out the least recently used sequences until a file of `bytes` bytes and `tokens` tokens fits, in the place of one
-    /// that a client named `instead_of`. Returns their names; `None` if it does not fit at all.
+    /// Takes out the least recently used sequences until a file of `bytes` bytes and `tokens` tokens fits, in the place
+    /// of one that a client named `instead_of`. Returns their names; `None` if it does not fit at all.
     pub fn make_room(&mut self, bytes: u64, tokens: usize, instead_of: Option<&str>) -> Option<Vec<String>> {
         let kept = self.named.iter().filter(|(name, _)| Some(name.as_str()) != instead_of);
         let fixed = kept.map(|(_, bytes)| bytes).sum::<u64>().saturating_add(bytes);

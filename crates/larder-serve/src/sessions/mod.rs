@@ -1,7 +1,7 @@
 //! Sequences on disk: those that left the prefix cache, and those that clients saved.
 //!
-//! [`SessionIndex`](index::SessionIndex) knows the tokens of each file, [`SessionFolder`](folder::SessionFolder) reads and writes
-//! files, [`SessionWriter`] is the thread that writes. [`Sessions`] is what the decode thread sees of them.
+//! [`SessionIndex`](index::SessionIndex) knows the tokens of each file, [`SessionFolder`](folder::SessionFolder) reads
+//! and writes files, [`SessionWriter`] is the thread that writes. [`Sessions`] is what the decode thread sees of them.
 
 mod folder;
 mod index;
@@ -53,8 +53,8 @@ impl Sessions {
         self.writer.write(WriteTask { sequence, origin: *origin, named: Some((name, after)) });
     }
 
-    /// The file of the saved sequence that shares most with a prompt, if `is_worth` says so of the shared and of all tokens of
-    /// it.
+    /// The file of the saved sequence that shares most with a prompt, if `is_worth` says so of the shared and of all
+    /// tokens of it.
     pub fn find(
         &self,
         prompt: &[u32],

@@ -22,8 +22,8 @@ pub struct WriteTask {
     pub named: Option<(String, AfterWrite)>,
 }
 
-/// The writing thread. It takes a sequence only when the one before is written, so that the memory of one sequence more is
-/// in use, and the thread that brings the next one waits.
+/// The writing thread. It takes a sequence only when the one before is written, so that the memory of one sequence more
+/// is in use, and the thread that brings the next one waits.
 pub struct SessionWriter {
     tasks: Option<SyncSender<WriteTask>>,
     thread: Option<JoinHandle<()>>,

@@ -1,5 +1,5 @@
-//! Answers of another server: one that is streamed is passed on as it comes, and if it breaks off, its last part is an error;
-//! any other is passed on when it is complete.
+//! Answers of another server: one that is streamed is passed on as it comes, and if it breaks off, its last part is an
+//! error; any other is passed on when it is complete.
 
 use std::convert::Infallible;
 use std::pin::Pin;

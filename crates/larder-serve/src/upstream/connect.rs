@@ -18,10 +18,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> UpstreamIo for T {}
 pub async fn connect(address: &UpstreamAddress) -> io::Result<UpstreamStream> {
     let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
     stream.set_nodelay(true)?;
-    match address.with_tls {
-        false => Ok(Box::new(stream)),
-        true => with_tls(address, stream).await,
-    }
+    if address.with_tls { with_tls(address, stream).await } else { Ok(Box::new(stream)) }
 }
 
 /// Makes the handshake; the server's certificate has to be of Mozilla's authorities.

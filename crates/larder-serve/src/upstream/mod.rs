@@ -96,8 +96,8 @@ impl Upstream {
         headers.get_all(header::VIA).iter().any(|via| via.to_str().is_ok_and(|via| via.contains(VIA)))
     }
 
-    /// The answer of the other server to a request. A response that is not streamed is read to its end before, and of one that is
-    /// streamed the first part, so that an error is found while the request can still be answered here.
+    /// The answer of the other server to a request. A response that is not streamed is read to its end before, and of
+    /// one that is streamed the first part, so that an error is found while the request can still be answered here.
     pub async fn send(&self, parts: &Parts, body: Bytes, deadline: Instant) -> Result<Response> {
         if let Some(since) = self.state().away_since
             && since.elapsed() < PAUSE
@@ -120,12 +120,13 @@ impl Upstream {
             return Err(UpstreamAway(format!("it answers with status {}", response.status().as_u16())));
         }
         let (head, incoming) = response.into_parts();
-        let body = match is_streamed(&head.headers) {
-            true => StreamedBody::after_first(incoming, ErrorForm::of_path(parts.uri.path()), deadline).await?,
-            false => match timeout_at(deadline.into(), read_complete(incoming, &self.room)).await.map_err(late)?? {
+        let body = if is_streamed(&head.headers) {
+            StreamedBody::after_first(incoming, ErrorForm::of_path(parts.uri.path()), deadline).await?
+        } else {
+            match timeout_at(deadline.into(), read_complete(incoming, &self.room)).await.map_err(late)?? {
                 Some(complete) => complete,
                 None => return Ok(answers_full().into_response()),
-            },
+            }
         };
         let mut response = Response::new(body);
         *response.status_mut() = head.status;

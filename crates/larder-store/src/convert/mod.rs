@@ -37,8 +37,8 @@ pub use target::CONVERSION_STATE;
 use target::{ConversionState, Target, Targets, remove_state};
 pub(crate) use target::{check_space, lock};
 
-/// Threads that each read, convert and write one expert at a time, so that reading and writing overlap. Rounding takes longer
-/// than both and has as many as there are cores, if these are more.
+/// Threads that each read, convert and write one expert at a time, so that reading and writing overlap. Rounding takes
+/// longer than both and has as many as there are cores, if these are more.
 const THREADS: usize = 3;
 /// Limit of the bytes of all experts in flight, unless a single expert is larger.
 const IN_FLIGHT_BYTES: usize = 768 << 20;
@@ -148,7 +148,8 @@ struct Conversion<'a> {
     sets: Vec<ShardWriter<'a>>,
     resident: resident::ResidentPlan,
     tables: Vec<TablePlan>,
-    /// Identity of the source when the conversion began; while it is being downloaded, the digest of its published checksums.
+    /// Identity of the source when the conversion began; while it is being downloaded, the digest of its published
+    /// checksums.
     content: String,
 }
 
@@ -336,10 +337,7 @@ impl Conversion<'_> {
         let downloading = experts.iter().any(|(rank, _)| rank.is_some());
         let experts = experts.into_iter().map(|(_, i)| Task::Expert(i));
         let others = std::iter::once(Task::Resident).chain((0..self.tables.len()).map(Task::Table));
-        match downloading {
-            false => others.chain(experts).collect(),
-            true => experts.chain(others).collect(),
-        }
+        if downloading { experts.chain(others).collect() } else { others.chain(experts).collect() }
     }
 
     fn write_sidecars(&self, target: &Target) -> Result<Vec<SidecarFile>> {

@@ -30,8 +30,8 @@ pub(super) struct ShardWriter<'a> {
 }
 
 impl<'a> ShardWriter<'a> {
-    /// Checks every expert's tensors; `wanted` has the number formats of their matrices, and `importance` what their columns
-    /// matter.
+    /// Checks every expert's tensors; `wanted` has the number formats of their matrices, and `importance` what their
+    /// columns matter.
     pub fn new(
         name: &'static str,
         source: &'a dyn Source,

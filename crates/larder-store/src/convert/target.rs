@@ -181,9 +181,10 @@ fn create_folder(path: &Path) -> Result<bool> {
 /// Locks the folder at `path`, which another conversion that created it may just have removed again.
 fn lock_existing(path: &Path) -> Result<FolderLock> {
     let folder = lock(path)?;
-    match folder.is_at(path) {
-        true => Ok(folder),
-        false => Err(StoreError::new(StoreErrorKind::Taken, path, "was removed by another conversion; try again")),
+    if folder.is_at(path) {
+        Ok(folder)
+    } else {
+        Err(StoreError::new(StoreErrorKind::Taken, path, "was removed by another conversion; try again"))
     }
 }
 
@@ -194,12 +195,11 @@ pub(super) fn check_outside(source: &Path, target: &Path) -> Result<()> {
     // What does not exist yet cannot lead out of the part that does.
     let existing = target.ancestors().map(|above| if above.as_os_str().is_empty() { Path::new(".") } else { above });
     let existing = existing.into_iter().find_map(|above| above.canonicalize().ok()).unwrap_or_default();
-    match existing.ancestors().any(|above| id(above) == Some(of_source)) {
-        true => {
-            let what = format!("lies inside its source {}; choose a folder elsewhere", source.display());
-            Err(StoreError::new(StoreErrorKind::Taken, target, what))
-        }
-        false => Ok(()),
+    if existing.ancestors().any(|above| id(above) == Some(of_source)) {
+        let what = format!("lies inside its source {}; choose a folder elsewhere", source.display());
+        Err(StoreError::new(StoreErrorKind::Taken, target, what))
+    } else {
+        Ok(())
     }
 }
 

@@ -57,9 +57,10 @@ pub fn read(path: &Path) -> Result<Importance> {
         chunks: number(CHUNKS_KEY)?,
         matrices: read_matrices(&file, &tensors)?,
     };
-    match importance.is_empty() {
-        true => Err(StoreError::new(StoreErrorKind::Missing, path, "holds no importance of any matrix")),
-        false => Ok(importance),
+    if importance.is_empty() {
+        Err(StoreError::new(StoreErrorKind::Missing, path, "holds no importance of any matrix"))
+    } else {
+        Ok(importance)
     }
 }
 

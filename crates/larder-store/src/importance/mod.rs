@@ -1,7 +1,7 @@
 //! Importance matrices: how large the inputs of each weight matrix are, measured on a text.
 //!
-//! A product with a column of large inputs is wrong by more where that column is rounded badly, so conversion weighs the errors
-//! of each column by the mean square of its inputs.
+//! A product with a column of large inputs is wrong by more where that column is rounded badly, so conversion weighs
+//! the errors of each column by the mean square of its inputs.
 
 mod file;
 mod gguf_file;
@@ -15,14 +15,14 @@ use twox_hash::XxHash3_128;
 
 use crate::{error::Result, format_mix::expert_matrix, source::gguf_names};
 
-/// Tokens for which the other experts of the layer count in the mean squares of an expert. Those of an expert that saw a few
-/// tokens are far from what more tokens would give, and columns that happened to be zero would count for nothing.
+/// Tokens for which the other experts of the layer count in the mean squares of an expert. Those of an expert that saw
+/// a few tokens are far from what more tokens would give, and columns that happened to be zero would count for nothing.
 const PRIOR_TOKENS: f32 = 8.0;
 
 /// Mean squares of the inputs of each weight matrix, measured on a text.
 ///
-/// A resident weight has the name of the hub, such as `model.layers.0.self_attn.q_proj.weight`; the matrices of the experts
-/// are called `layers.3.experts.down`, or `gate` or `up`, as in a [`FormatMix`](crate::FormatMix).
+/// A resident weight has the name of the hub, such as `model.layers.0.self_attn.q_proj.weight`; the matrices of the
+/// experts are called `layers.3.experts.down`, or `gate` or `up`, as in a [`FormatMix`](crate::FormatMix).
 #[derive(Clone, PartialEq, Debug)]
 pub struct Importance {
     /// Names of the texts.
@@ -83,16 +83,17 @@ impl Importance {
         file::read(path)
     }
 
-    /// Writes the file that [`read`](Self::read) reads, and llama.cpp as well. Matrices for which GGUF has no name keep theirs.
+    /// Writes the file that [`read`](Self::read) reads, and llama.cpp as well. Matrices for which GGUF has no name keep
+    /// theirs.
     pub fn write(&self, path: &Path) -> Result<()> {
         file::write(self, path)
     }
 
-    /// Adds a matrix: for each expert and column the sum of the squared inputs, and for each expert the number of tokens that
-    /// it saw. A resident weight counts as one expert. A matrix of the same name is replaced.
+    /// Adds a matrix: for each expert and column the sum of the squared inputs, and for each expert the number of
+    /// tokens that it saw. A resident weight counts as one expert. A matrix of the same name is replaced.
     ///
-    /// The caller guarantees at least one column, as many columns for each expert, and sums and counts that are finite and not
-    /// negative.
+    /// The caller guarantees at least one column, as many columns for each expert, and sums and counts that are finite
+    /// and not negative.
     pub fn insert(&mut self, name: &str, sums: Vec<f32>, counts: Vec<f32>) {
         let whole = !sums.is_empty() && !counts.is_empty() && sums.len().is_multiple_of(counts.len());
         assert!(whole, "{name}: {} sums are not those of {} experts", sums.len(), counts.len());
@@ -130,11 +131,13 @@ impl Importance {
         self.find(name)?.mean()
     }
 
-    /// The mean square of each input of an expert's matrix `part` (gate, up or down); `None` if nothing is known of them.
+    /// The mean square of each input of an expert's matrix `part` (gate, up or down); `None` if nothing is known of
+    /// them.
     ///
-    /// In gate and up, which have the same inputs in every expert, the mean over all experts of the layer counts as much as
-    /// eight tokens. It is all that is known of an expert that saw no token. In down, whose inputs are each expert's own, it is
-    /// the expert's mean over its columns that counts as eight tokens, and nothing is known of an expert that saw none.
+    /// In gate and up, which have the same inputs in every expert, the mean over all experts of the layer counts as
+    /// much as eight tokens. It is all that is known of an expert that saw no token. In down, whose inputs are each
+    /// expert's own, it is the expert's mean over its columns that counts as eight tokens, and nothing is known of an
+    /// expert that saw none.
     pub fn of_expert(&self, layer: LayerIdx, part: &str, expert: usize) -> Option<Vec<f32>> {
         let found = self.find(&expert_matrix(layer, part))?;
         let (sums, count) = found.of_expert(expert)?;

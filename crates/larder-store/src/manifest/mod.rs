@@ -92,7 +92,8 @@ pub struct SidecarFile {
 pub struct Provenance {
     /// The source's files.
     pub files: Vec<SourceFile>,
-    /// Digest of the source's content, see [`identity`](crate::identity); absent if the source is lost, as that of the demo model.
+    /// Digest of the source's content, see [`identity`](crate::identity); absent if the source is lost, as that of the
+    /// demo model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
     /// Requested number format of the experts, or `keep`.
@@ -196,9 +197,10 @@ fn other_format(format: u64) -> String {
 }
 
 fn no_manifest(store: &Path) -> StoreError {
-    let what = match store.join(CONVERSION_STATE).exists() {
-        true => "is not a complete store: its conversion was not finished; run the same conversion again to resume it",
-        false => "is not a store: it has no larder.json",
+    let what = if store.join(CONVERSION_STATE).exists() {
+        "is not a complete store: its conversion was not finished; run the same conversion again to resume it"
+    } else {
+        "is not a store: it has no larder.json"
     };
     StoreError::new(StoreErrorKind::Missing, store, what)
 }

@@ -1,6 +1,7 @@
 //! The checksum that a manifest carries over itself.
 //!
-//! The file ends in `,\n  "checksum": "` + 32 hex digits + `"\n}\n`; the digits are the checksum of all bytes before that.
+//! The file ends in `,\n  "checksum": "` + 32 hex digits + `"\n}\n`; the digits are the checksum of all bytes before
+//! that.
 
 use crate::shard::checksum_of;
 

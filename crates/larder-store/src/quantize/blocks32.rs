@@ -1,5 +1,5 @@
-//! Blocks of 32 values with a scale in f16. `q8_0`, and `q4_0` without an importance, are those of ggml's reference, bit for
-//! bit; the scales of the others are searched for.
+//! Blocks of 32 values with a scale in f16. `q8_0`, and `q4_0` without an importance, are those of ggml's reference,
+//! bit for bit; the scales of the others are searched for.
 
 use half::f16;
 

@@ -35,8 +35,8 @@ fn iq4_scale(group: Group, values: &[f32]) -> f32 {
     search::scale(group, inverses, iq4_level)
 }
 
-/// The code and the level that are nearest to a value, by the ceiling of twice the value modulo 512: the middle between two
-/// levels is a multiple of a half.
+/// The code and the level that are nearest to a value, by the ceiling of twice the value modulo 512: the middle between
+/// two levels is a multiple of a half.
 static NEAREST: [(u8, f32); 512] = nearest_levels();
 
 const fn nearest_levels() -> [(u8, f32); 512] {

@@ -46,16 +46,17 @@ fn limit(kind: NumberFormat) -> f32 {
 
 /// Writes `values` to `out` in the format `kind`.
 ///
-/// The caller guarantees a format that [can be written](NumberFormat::is_encodable), whole blocks of values, and an output
-/// of exactly their length.
+/// The caller guarantees a format that [can be written](NumberFormat::is_encodable), whole blocks of values, and an
+/// output of exactly their length.
 pub fn encode(kind: NumberFormat, values: &[f32], out: &mut [u8]) -> Result<(), ValueOutOfRange> {
     encode_weighted(kind, values, None, out)
 }
 
-/// As [`encode`], so that the errors in the columns that matter are small, at the cost of others. `importance` has the mean
-/// square of each column's inputs, or anything in proportion to it; without it, all columns matter the same.
+/// As [`encode`], so that the errors in the columns that matter are small, at the cost of others. `importance` has the
+/// mean square of each column's inputs, or anything in proportion to it; without it, all columns matter the same.
 ///
-/// The caller guarantees whole blocks of columns, whole rows of values, and importances that are finite and not negative.
+/// The caller guarantees whole blocks of columns, whole rows of values, and importances that are finite and not
+/// negative.
 pub fn encode_weighted(
     kind: NumberFormat,
     values: &[f32],
@@ -152,8 +153,8 @@ fn bf16_bytes(value: f32) -> [u8; 2] {
     ((rounded >> 16) as u16).to_le_bytes()
 }
 
-/// The importance of columns relative to their mean, with a lower bound; `None` if no column matters, or the mean is too large
-/// to compute with.
+/// The importance of columns relative to their mean, with a lower bound; `None` if no column matters, or the mean is
+/// too large to compute with.
 fn relative(kind: NumberFormat, columns: &[f32], values: usize) -> Option<Vec<f32>> {
     let whole = columns.len().is_multiple_of(kind.block_len()) && !columns.is_empty();
     assert!(whole && values.is_multiple_of(columns.len()), "importances are of whole blocks, and values whole rows");

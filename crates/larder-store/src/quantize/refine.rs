@@ -1,8 +1,8 @@
 //! Improves the scales of a block all together, where columns matter differently.
 //!
-//! Scales that are best for each group by itself lose when they are rounded to integers with a common scale: a group that
-//! matters little may decide about that scale. So here the integers of each group are moved, and the common scales are
-//! replaced by the best ones for all integers, as long as the error of the whole block falls.
+//! Scales that are best for each group by itself lose when they are rounded to integers with a common scale: a group
+//! that matters little may decide about that scale. So here the integers of each group are moved, and the common scales
+//! are replaced by the best ones for all integers, as long as the error of the whole block falls.
 
 use half::f16;
 
@@ -11,8 +11,8 @@ use super::search::Group;
 /// Rounds of moving integers and of replacing the common scales.
 const ROUNDS: usize = 4;
 
-/// The scales of a block: a value is its level times the integer scale of its group times `d`, less the integer minimum of the
-/// group times `dmin`.
+/// The scales of a block: a value is its level times the integer scale of its group times `d`, less the integer minimum
+/// of the group times `dmin`.
 #[derive(Clone, Copy)]
 pub struct BlockScales<const GROUPS: usize> {
     pub d: f32,

@@ -43,8 +43,8 @@ impl<'a> Group<'a> {
     }
 }
 
-/// What the errors of a block's values weigh. Those of large values weigh more than those of small ones, because they matter
-/// more to a product; where it is known how much each column matters, that counts as well.
+/// What the errors of a block's values weigh. Those of large values weigh more than those of small ones, because they
+/// matter more to a product; where it is known how much each column matters, that counts as well.
 pub fn weights<const V: usize>(values: &[f32; V], importance: Option<&[f32; V]>) -> [f32; V] {
     let spread = spread(values);
     match importance {
@@ -137,7 +137,8 @@ pub fn scale_and_minimum(group: Group, most: f32, below: bool) -> (f32, f32) {
     (best.1, best.2)
 }
 
-/// 1.5 · 2^23: added to a small value, it leaves no bits for the fraction, and the low byte is that of the rounded value.
+/// 1.5 · 2^23: added to a small value, it leaves no bits for the fraction, and the low byte is that of the rounded
+/// value.
 pub const SHIFT: f32 = 12_582_912.0;
 
 /// The nearest integer of a magnitude below 2^22, between two bounds. Compiles to SIMD code on every instruction set.

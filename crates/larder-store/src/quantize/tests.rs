@@ -106,7 +106,8 @@ const GOLDEN_BF16: &str = "acbf8dbd9a3f7fbf8d3ec63f27bf1e3f";
 const GOLDEN_F16: &str = "5dbd66acd03cfabb6634303e3ab9f338";
 
 /// The root mean square of the errors that ggml's quantiser makes on [`noise`]: without importances, and with those of
-/// [`importance`], by which the errors are weighed. By `scripts/check/quantise_errors.py` with llama.cpp of October 2026.
+/// [`importance`], by which the errors are weighed. By `scripts/check/quantise_errors.py` with llama.cpp of October
+/// 2026.
 const REFERENCE_ERRORS: [(NumberFormat, f64, f64); 18] = [
     (NumberFormat::Q8_0, 0.005224, 0.005225),
     (NumberFormat::Q4_0, 0.083836, 0.074502),
@@ -196,14 +197,16 @@ fn importances_are_relative() {
 
 fn decoded_any(kind: NumberFormat, bytes: &[u8], count: usize) -> Vec<f32> {
     let mut values = vec![0.0; count];
-    match kind.is_float() {
-        true => decode_floats(kind, bytes, &mut values),
-        false => larder_kernels::widen(kind, bytes, &mut values),
+    if kind.is_float() {
+        decode_floats(kind, bytes, &mut values)
+    } else {
+        larder_kernels::widen(kind, bytes, &mut values)
     }
     values
 }
 
-/// How far a value can be off, relative to the largest. Where eight values share seven signs, one may have the wrong sign.
+/// How far a value can be off, relative to the largest. Where eight values share seven signs, one may have the wrong
+/// sign.
 fn farthest(kind: NumberFormat) -> f32 {
     match kind {
         NumberFormat::Iq2Xxs | NumberFormat::Iq2Xs | NumberFormat::Iq3Xxs => 1.4,

@@ -36,8 +36,8 @@ impl Drives {
         Drives { shards, folders: [PathBuf::new()].into(), held: [].into(), log: Arc::default() }
     }
 
-    /// A drive for each of `folders`, one or two of them; `held` has for each shard a bit for each drive that holds it, the
-    /// lowest for the first.
+    /// A drive for each of `folders`, one or two of them; `held` has for each shard a bit for each drive that holds it,
+    /// the lowest for the first.
     pub fn new(folders: Vec<PathBuf>, held: Vec<u8>, log: Arc<DriveLog>) -> Self {
         assert!((1..=DRIVES_MAX).contains(&folders.len()), "a model lies on one drive or on two");
         Drives { shards: held.len(), folders: folders.into(), held: held.into(), log }

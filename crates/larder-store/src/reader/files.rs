@@ -22,8 +22,8 @@ use crate::{
 /// Descriptors that are left to the rest of the process, if the limit allows.
 const DESCRIPTORS_RESERVED: u64 = 256;
 
-/// The shards of a model as files, opened on demand; the least recently used is closed when too many are open. Files are
-/// numbered as in [`Drives::file`]; with one drive, the number is that of the shard.
+/// The shards of a model as files, opened on demand; the least recently used is closed when too many are open. Files
+/// are numbered as in [`Drives::file`]; with one drive, the number is that of the shard.
 pub struct ShardFiles {
     /// Path and length of a file.
     file: Box<dyn Fn(usize) -> (PathBuf, u64) + Send + Sync>,
@@ -153,7 +153,8 @@ impl ShardFiles {
         self.find(shard).map_err(|error| self.failed(shard, error))
     }
 
-    /// The error to report for a read of a file that failed with `error`. If its drive was removed, the files there are closed.
+    /// The error to report for a read of a file that failed with `error`. If its drive was removed, the files there are
+    /// closed.
     pub(super) fn failed(&self, file: usize, error: StoreError) -> StoreError {
         let Some(presence) = &self.presence else { return error };
         let drive = self.drive(file);

@@ -70,9 +70,9 @@ pub enum ReadGoal {
 
 /// Reads shards into slots, many at a time, in any order.
 ///
-/// Each submitted read completes exactly once. A read that fails for a transient reason, or ends early, is retried a bounded
-/// number of times; one that stays short is an error. Dropping a reader returns no slots, but waits until nothing writes to any slot any
-/// more.
+/// Each submitted read completes exactly once. A read that fails for a transient reason, or ends early, is retried a
+/// bounded number of times; one that stays short is an error. Dropping a reader returns no slots, but waits until
+/// nothing writes to any slot any more.
 pub trait Reader: Send {
     /// The name in [`READERS`].
     fn name(&self) -> &'static str;
@@ -81,8 +81,8 @@ pub trait Reader: Send {
     /// time is for the reader to decide.
     fn capacity(&self) -> usize;
 
-    /// Takes reads from the front of `reads`, up to the capacity, and starts them at once, or each as soon as the reader
-    /// thinks right. The others stay. A read that cannot be started is taken too, and completes with its error.
+    /// Takes reads from the front of `reads`, up to the capacity, and starts them at once, or each as soon as the
+    /// reader thinks right. The others stay. A read that cannot be started is taken too, and completes with its error.
     fn submit(&mut self, reads: &mut VecDeque<ReadRequest>);
 
     /// Sets the goal of the reads that are submitted from now on; at first it is [`ReadGoal::Throughput`].
@@ -99,9 +99,9 @@ pub trait Reader: Send {
     /// Number of submitted reads whose completion was not returned yet.
     fn in_flight(&self) -> usize;
 
-    /// Lets go of the memory of a slot, as far as the reader keeps hold of it between reads. False if it cannot: then the
-    /// memory must not be given back, since reads would go to where it was. The caller guarantees that no read into the slot
-    /// is in flight.
+    /// Lets go of the memory of a slot, as far as the reader keeps hold of it between reads. False if it cannot: then
+    /// the memory must not be given back, since reads would go to where it was. The caller guarantees that no read into
+    /// the slot is in flight.
     fn release(&mut self, slot: &Slot) -> bool {
         let _ = slot;
         true
@@ -147,8 +147,8 @@ impl ReaderSpec {
     pub const PREAD: ReaderSpec =
         ReaderSpec { name: "pread", about: "blocking reads on a few threads", open: open_pread };
 
-    /// Opens it for reads of `files` into slots of `arena`. The bytes in flight are bounded by a window that follows the
-    /// rate of the SSD, one for each drive.
+    /// Opens it for reads of `files` into slots of `arena`. The bytes in flight are bounded by a window that follows
+    /// the rate of the SSD, one for each drive.
     pub fn open(&self, files: &Arc<ShardFiles>, arena: &Arena) -> Result<Opened> {
         let (reader, how) = self.open_paced(files, arena)?;
         Ok((Box::new(reader), how))

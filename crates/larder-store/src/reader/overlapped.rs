@@ -1,8 +1,8 @@
 //! The reader `overlapped`: unbuffered overlapped reads on Windows, by the threads of `pread`.
 //!
-//! Windows performs the reads of one handle one after the other, so each read has a handle of its own. Unbuffered reads whose length
-//! is no multiple of 64 KiB are several times slower than others; the rest of such a length is read by a second, short read at the
-//! same time.
+//! Windows performs the reads of one handle one after the other, so each read has a handle of its own. Unbuffered reads
+//! whose length is no multiple of 64 KiB are several times slower than others; the rest of such a length is read by a
+//! second, short read at the same time.
 #![allow(unsafe_code)]
 
 use std::{
@@ -99,8 +99,8 @@ impl<'a> PendingRead<'a> {
             ..OVERLAPPED::default()
         });
         let wanted = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
-        // SAFETY: the handle is open, the buffer has `wanted` bytes, and buffer, state and event live until the read has ended,
-        // because `wait` and `drop` wait for it.
+        // SAFETY: the handle is open, the buffer has `wanted` bytes, and buffer, state and event live until the read
+        // has ended, because `wait` and `drop` wait for it.
         let at_once =
             unsafe { ReadFile(file.as_raw_handle(), buffer.as_mut_ptr(), wanted, ptr::null_mut(), &mut *state) };
         let refused = (at_once == 0).then(io::Error::last_os_error).filter(|e| code(e) != ERROR_IO_PENDING);

@@ -26,8 +26,8 @@ const CAPACITY: usize = 4 * THREADS;
 /// One attempt to fill a buffer from a file at an offset; returns the bytes that it got.
 pub(super) type ReadOnce = fn(&OpenFile, &mut [u8], u64) -> io::Result<usize>;
 
-/// A bounded queue of reads for each drive, and the threads that perform them: those of a drive that is slow or hangs keep
-/// none of the others waiting.
+/// A bounded queue of reads for each drive, and the threads that perform them: those of a drive that is slow or hangs
+/// keep none of the others waiting.
 pub(super) struct Pread {
     name: &'static str,
     read_once: ReadOnce,

@@ -39,7 +39,8 @@ impl RegisteredBuffers {
         };
         if *registered {
             let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-            // SAFETY: an empty entry names no memory; the caller of `Reader::release` guarantees that no read uses the old one.
+            // SAFETY: an empty entry names no memory; the caller of `Reader::release` guarantees that no read uses the
+            // old one.
             unsafe { ring.submitter().register_buffers_update(index as u32, &[nothing], None)? };
             *registered = false;
         }

@@ -41,8 +41,8 @@ impl RegisteredFiles {
 }
 
 impl RegisteredFiles {
-    /// Releases the entries of files that were closed; no read names them. What the kernel refuses, stays until the entry is
-    /// used again.
+    /// Releases the entries of files that were closed; no read names them. What the kernel refuses, stays until the
+    /// entry is used again.
     pub fn release_closed(&mut self, ring: &IoUring) {
         for (number, registered) in self.registered.iter_mut().enumerate() {
             let was_registered = !registered.ptr_eq(&Weak::new());

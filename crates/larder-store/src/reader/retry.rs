@@ -52,7 +52,8 @@ impl ReadRequest {
     ) -> Option<Result<()>> {
         match got {
             Ok(got) if got >= self.len => Some(Ok(())),
-            // The kernel may end a read early, as at an error of the disk; at the end of the file every attempt is short.
+            // The kernel may end a read early, as at an error of the disk; at the end of the file every attempt is
+            // short.
             Ok(_) if failures.may_retry_disk() => None,
             Ok(got) => {
                 let what = format!("{} returned only {got}: the file ends there", self.describe());

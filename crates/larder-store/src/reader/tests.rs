@@ -100,9 +100,10 @@ impl Shards {
             });
         }
         let kind = name.rsplit(' ').next().unwrap();
-        let opened = match name.starts_with("unpaced ") {
-            true => named(kind).open_unpaced(&self.files(name), arena),
-            false => named(kind).open(&self.files(name), arena),
+        let opened = if name.starts_with("unpaced ") {
+            named(kind).open_unpaced(&self.files(name), arena)
+        } else {
+            named(kind).open(&self.files(name), arena)
         };
         match opened {
             Ok((reader, _)) => Some(reader),

@@ -14,8 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Bytes that are touched at a time: one huge page. Another thread that maps or unmaps memory waits as long, as each that
-/// loads a tensor does several times.
+/// Bytes that are touched at a time: one huge page. Another thread that maps or unmaps memory waits as long, as each
+/// that loads a tensor does several times.
 const STEP_BYTES: usize = 2 << 20;
 /// Bytes by which touching is ahead of the reads, where it is bounded.
 const AHEAD_BYTES: u64 = 256 << 20;
@@ -65,8 +65,8 @@ struct Progress {
 }
 
 impl Toucher {
-    /// Starts a thread that calls `touch` for the bytes from 0 to `bytes`, range by range, until it fails. The calls end
-    /// before a drop of this returns.
+    /// Starts a thread that calls `touch` for the bytes from 0 to `bytes`, range by range, until it fails. The calls
+    /// end before a drop of this returns.
     pub fn start(
         bytes: usize,
         pace: TouchPace,

@@ -201,8 +201,9 @@ impl Uring {
         self.free.len() < self.operations.len()
     }
 
-    /// Waits in the kernel for a completion. The call may fail for lack of memory or by an interruption; entries that it
-    /// did not take are still queued, and the next call submits them again. If it keeps failing, the ring is given up.
+    /// Waits in the kernel for a completion. The call may fail for lack of memory or by an interruption; entries that
+    /// it did not take are still queued, and the next call submits them again. If it keeps failing, the ring is given
+    /// up.
     fn wait_in_kernel(&mut self) {
         // The completions of a broken ring's reads arrive without a call.
         let entered = if self.broken.is_some() { Err(None) } else { (self.enter)(&self.ring, 1).map_err(Some) };

@@ -123,7 +123,8 @@ impl ResidentPlan {
     }
 }
 
-/// The format of a tensor in the source and the one that it is stored in. A format that was not the wanted one is noted.
+/// The format of a tensor in the source and the one that it is stored in. A format that was not the wanted one is
+/// noted.
 pub(crate) fn choose_stored(
     source: &dyn Source,
     spec: &TensorSpec,

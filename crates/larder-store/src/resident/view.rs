@@ -13,8 +13,8 @@ use crate::{
     source::Source,
 };
 
-/// The tensors of a source, with resident weights in the formats that a conversion gives them. They are converted as they are
-/// read.
+/// The tensors of a source, with resident weights in the formats that a conversion gives them. They are converted as
+/// they are read.
 pub struct ConvertedTensors<'a> {
     source: &'a dyn Source,
     converted: BTreeMap<String, PlannedTensor>,

@@ -38,7 +38,8 @@ pub struct TableFile {
 }
 
 impl TableFile {
-    /// A table of this shape, without its checksum; `None` if it has no rows of whole blocks or is too large to address.
+    /// A table of this shape, without its checksum; `None` if it has no rows of whole blocks or is too large to
+    /// address.
     pub fn new(name: &str, kind: NumberFormat, rows: usize, cols: usize) -> Option<Self> {
         let row_bytes = kind.row_bytes(cols).filter(|bytes| *bytes > 0)?;
         let block_rows = (BLOCK_BYTES / row_bytes).max(1);

@@ -119,9 +119,10 @@ impl RowTable {
     /// Starts reading some rows, with their blocks if these are checked.
     fn announce(&self, first: usize, count: usize) {
         let (bytes, each, end) = (self.row_bytes(), self.table.block_rows, first + count);
-        let (from, to) = match (first / each..=(end - 1) / each).all(|block| self.is_trusted(block)) {
-            true => (first, end),
-            false => (first / each * each, end.next_multiple_of(each)),
+        let (from, to) = if (first / each..=(end - 1) / each).all(|block| self.is_trusted(block)) {
+            (first, end)
+        } else {
+            (first / each * each, end.next_multiple_of(each))
         };
         self.file.opened().will_need((DATA_START + from * bytes) as u64, (to - from) * bytes);
     }
@@ -131,7 +132,8 @@ impl RowTable {
         self.verified[block].load(Ordering::Relaxed) && !self.checks.again()
     }
 
-    /// Reads bytes of the matrix from byte `offset` on. A block that is checked is read as a whole, see [`CheckReads`](crate::CheckReads).
+    /// Reads bytes of the matrix from byte `offset` on. A block that is checked is read as a whole, see
+    /// [`CheckReads`](crate::CheckReads).
     ///
     /// The caller guarantees that the range lies inside the matrix.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {

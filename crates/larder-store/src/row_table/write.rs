@@ -40,8 +40,8 @@ impl TablePlan {
     }
 }
 
-/// The row tables of a blueprint, checked against the source, and one sentence for each that is not stored in the wanted
-/// format.
+/// The row tables of a blueprint, checked against the source, and one sentence for each that is not stored in the
+/// wanted format.
 pub(crate) fn plans<'f>(
     source: &dyn Source,
     blueprint: &Blueprint,

@@ -5,7 +5,8 @@ use serde_json::Value;
 /// These numbers, as Python writes them.
 const NAMED: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
 
-/// The config in a file. Numbers that JSON does not have are objects in the form of transformers 5, `{"__float__": "Infinity"}`.
+/// The config in a file. Numbers that JSON does not have are objects in the form of transformers 5,
+/// `{"__float__": "Infinity"}`.
 pub fn parse(bytes: &[u8]) -> serde_json::Result<Value> {
     serde_json::from_slice(bytes).or_else(|error| match without_named_numbers(bytes) {
         replaced if replaced.len() == bytes.len() => Err(error),

@@ -8,8 +8,8 @@ use crate::tensor_slice::{ExpertRef, LocatedSlice, PartShape};
 /// Endings of the names of tensors that hold all experts of a layer.
 const ENDINGS: [&str; 2] = ["", ".weight"];
 
-/// Where `source` has the experts of a model of `blueprint`, found by the names and shapes of the first MoE layer. Where
-/// nothing fits, the names are those that the architecture states, so that errors name them.
+/// Where `source` has the experts of a model of `blueprint`, found by the names and shapes of the first MoE layer.
+/// Where nothing fits, the names are those that the architecture states, so that errors name them.
 pub(crate) fn expert_names(source: &dyn Source, blueprint: &Blueprint) -> ExpertNames {
     let stated = &blueprint.experts;
     if let Some(own) = source.expert_names() {
@@ -43,8 +43,8 @@ fn flipped(stated: &ExpertNames) -> Option<ExpertNames> {
     stacked.then(|| ExpertNames { matrices: stated.matrices.clone().map(flip), bias: stated.bias.clone() })
 }
 
-/// Tensors over all experts in place of one per expert: gate and up in one, first all rows of gate, or apart. MLX has them in a
-/// folder of its own, whatever the architecture states.
+/// Tensors over all experts in place of one per expert: gate and up in one, first all rows of gate, or apart. MLX has
+/// them in a folder of its own, whatever the architecture states.
 fn fused(stated: &ExpertNames) -> Vec<ExpertNames> {
     let name = &stated.matrices.up.name;
     let own = name.split_once(".{e}.").map(|(folder, _)| folder);

@@ -18,10 +18,7 @@ pub(super) const INDEX: &str = "model.safetensors.index.json";
 
 /// The map of the index from tensors to files; `None` if the model is in one file.
 pub(super) fn weight_map(path: &Path) -> Result<Option<BTreeMap<String, String>>> {
-    match path.join(SINGLE).exists() {
-        true => Ok(None),
-        false => read_map(path, |file| path.join(file).exists()),
-    }
+    if path.join(SINGLE).exists() { Ok(None) } else { read_map(path, |file| path.join(file).exists()) }
 }
 
 /// The map from tensors to files; `None` without an index. All files of the index must exist.

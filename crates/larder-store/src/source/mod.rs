@@ -80,8 +80,8 @@ pub trait Source: Tensors + Send + Sync {
         None
     }
 
-    /// The same model with each tensor that is converted from a quantised form widened to f32, from which it can be rounded
-    /// to any format; `None` if there are no such tensors.
+    /// The same model with each tensor that is converted from a quantised form widened to f32, from which it can be
+    /// rounded to any format; `None` if there are no such tensors.
     fn as_floats(&self) -> Option<&dyn Source> {
         None
     }
@@ -110,15 +110,15 @@ pub trait Source: Tensors + Send + Sync {
         Ok(())
     }
 
-    /// The digest of samples of the tensor `name`, where they are not simply read: of a tensor that is being downloaded they
-    /// were taken when its file arrived, after waiting for that, and of one that is stored in another form they are those of
-    /// that form. See [`identity`](crate::identity).
+    /// The digest of samples of the tensor `name`, where they are not simply read: of a tensor that is being downloaded
+    /// they were taken when its file arrived, after waiting for that, and of one that is stored in another form they
+    /// are those of that form. See [`identity`](crate::identity).
     fn samples(&self, _name: &str) -> Result<Option<String>> {
         Ok(None)
     }
 
-    /// A digest of the checksums under which the files are published, while they are being downloaded; `None` if they are on
-    /// disk. It stands for their content until they have arrived.
+    /// A digest of the checksums under which the files are published, while they are being downloaded; `None` if they
+    /// are on disk. It stands for their content until they have arrived.
     fn published(&self) -> Option<String> {
         None
     }
@@ -126,8 +126,8 @@ pub trait Source: Tensors + Send + Sync {
     /// The files that hold the weights.
     fn files(&self) -> Vec<SourceFile>;
 
-    /// A hash of the lengths and headers of the files of weights and of all other files that are used. It does not depend on
-    /// the weights themselves; [`identity`](crate::identity) does.
+    /// A hash of the lengths and headers of the files of weights and of all other files that are used. It does not
+    /// depend on the weights themselves; [`identity`](crate::identity) does.
     fn fingerprint(&self) -> u64;
 }
 
@@ -145,8 +145,8 @@ pub fn require_tensor<'a>(source: &'a dyn Source, name: &str) -> Result<&'a Tens
     })
 }
 
-/// The view of `source` in which the tensor `name` can be stored as `wanted`, where `None` keeps its format: as floats, if it
-/// would have to be rounded from a quantised form.
+/// The view of `source` in which the tensor `name` can be stored as `wanted`, where `None` keeps its format: as floats,
+/// if it would have to be rounded from a quantised form.
 pub(crate) fn view_for<'a>(source: &'a dyn Source, name: &str, wanted: Option<NumberFormat>) -> &'a dyn Source {
     let kept = source.meta(name).map(|meta| meta.kind);
     match source.as_floats() {
@@ -191,8 +191,8 @@ pub trait IncomingFiles: Send + Sync {
     /// The checksum under which the file `name` is published, or else the revision that it belongs to.
     fn checksum(&self, name: &str) -> Result<String>;
 
-    /// The digest of samples of the tensor `tensor` in the file `name`, as [`samples_of_file`](crate::samples_of_file) gives
-    /// it. Waits until the file is on disk, unless it was before; its bytes may have been released since.
+    /// The digest of samples of the tensor `tensor` in the file `name`, as [`samples_of_file`](crate::samples_of_file)
+    /// gives it. Waits until the file is on disk, unless it was before; its bytes may have been released since.
     fn sampled(&self, name: &str, tensor: &str) -> Result<String>;
 
     /// Waits until the bytes `range` of the file `name` are on disk, and returns the file.

@@ -1,7 +1,7 @@
 //! The tensors of layers for multi-token prediction (MTP), which are left out unless they are asked for.
 //!
-//! The first of these layers is presented as the layer behind the last, with the names of DeepSeek-V3, whatever a source calls its
-//! tensors. A key of the config ([`MTP_KEY`]) says that it is used.
+//! The first of these layers is presented as the layer behind the last, with the names of DeepSeek-V3, whatever a
+//! source calls its tensors. A key of the config ([`MTP_KEY`]) says that it is used.
 
 use larder_core::MTP_KEY;
 use serde_json::Value;
@@ -22,16 +22,14 @@ pub(crate) fn uses_mtp(config: &Value) -> bool {
     *text_value(config, MTP_KEY) == Value::Bool(true)
 }
 
-/// Makes a config say whether the layer for multi-token prediction is used, in the part that describes the text decoder.
+/// Makes a config say whether the layer for multi-token prediction is used, in the part that describes the text
+/// decoder.
 pub(crate) fn set_mtp(config: &mut Value, used: bool) {
     let paths: [&[&str]; 3] = [&["thinker_config", "text_config"], &["text_config"], &[]];
     let nest = |path: &[&str]| path.iter().fold(String::new(), |all, key| format!("{all}/{key}"));
     let path = paths.into_iter().map(nest).find(|path| config.pointer(path).is_some_and(Value::is_object));
     let Some(keys) = path.and_then(|path| config.pointer_mut(&path)?.as_object_mut()) else { return };
-    match used {
-        true => _ = keys.insert(MTP_KEY.to_owned(), Value::Bool(true)),
-        false => _ = keys.remove(MTP_KEY),
-    }
+    if used { _ = keys.insert(MTP_KEY.to_owned(), Value::Bool(true)) } else { _ = keys.remove(MTP_KEY) }
 }
 
 /// Whether a tensor belongs to a layer for multi-token prediction: `mtp.…`, or a layer behind the last of `layers`.
@@ -39,7 +37,8 @@ pub(super) fn is_prediction(name: &str, layers: u64) -> bool {
     name.starts_with("mtp.") || layer_of(name).is_some_and(|layer| layer >= layers)
 }
 
-/// Whether a tensor belongs to the first layer for multi-token prediction, under its name behind `layers` layers, and is used.
+/// Whether a tensor belongs to the first layer for multi-token prediction, under its name behind `layers` layers, and
+/// is used.
 pub(super) fn is_used(name: &str, layers: u64) -> bool {
     let is_copy = name.contains(".embed_tokens.") || name.contains(".shared_head.head.");
     layer_of(name) == Some(layers) && !is_copy

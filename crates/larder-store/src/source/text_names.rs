@@ -1,5 +1,5 @@
-//! Names of a checkpoint's tensors where they are not the usual ones: those of a multimodal model's text decoder as in a model
-//! of text, other names of the embedding, and which tensors are of other parts.
+//! Names of a checkpoint's tensors where they are not the usual ones: those of a multimodal model's text decoder as in
+//! a model of text, other names of the embedding, and which tensors are of other parts.
 
 /// Prefixes of the text decoder's tensors and of its output head, where they are not `model.` and `lm_head.`.
 const PREFIXES: [(&str, &str); 5] = [
@@ -17,11 +17,12 @@ const BARE: [(&str, &str); 3] = [("embed.", "model.embed_tokens."), ("head.", "l
 const OUTSIDE: [(&str, &str); 3] =
     [("word_embeddings.", "embed_tokens."), ("embeddings.", "embed_tokens."), ("norm_f.", "norm.")];
 
-/// Names of the embeddings of an encoder-decoder model. Where they are one tensor, a checkpoint has it under any of them.
+/// Names of the embeddings of an encoder-decoder model. Where they are one tensor, a checkpoint has it under any of
+/// them.
 const EMBEDDINGS: [&str; 3] = ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
 
-/// The other names under which a checkpoint may have the tensor `name`. In a Kimi Linear that transformers saved, the MLP of a
-/// dense layer has the name of the experts.
+/// The other names under which a checkpoint may have the tensor `name`. In a Kimi Linear that transformers saved, the
+/// MLP of a dense layer has the name of the experts.
 pub(super) fn same_tensor(name: &str) -> Vec<String> {
     if EMBEDDINGS.contains(&name) {
         return EMBEDDINGS.map(str::to_owned).into();

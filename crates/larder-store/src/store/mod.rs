@@ -97,8 +97,8 @@ impl Store {
         Ok(store)
     }
 
-    /// The same store as it would be without its layer for multi-token prediction, if it has one: sizes and config are those of the
-    /// other layers.
+    /// The same store as it would be without its layer for multi-token prediction, if it has one: sizes and config are
+    /// those of the other layers.
     pub fn without_mtp(mut self) -> Self {
         if self.manifest.mtp() == MtpTensors::Kept {
             self.whole = Some(Box::new(self.manifest.clone()));
@@ -143,15 +143,12 @@ impl Store {
         &self.log
     }
 
-    /// Fails with a sentence while a drive is away without which experts cannot be read, or holds another store now. Takes no time
-    /// unless a read has failed.
+    /// Fails with a sentence while a drive is away without which experts cannot be read, or holds another store now.
+    /// Takes no time unless a read has failed.
     pub fn require_drives(&self) -> Result<()> {
         let found = (0..self.experts.roots().len()).map(|root| self.presence.generation(root).map(drop));
         let is_mirrored = self.second.as_ref().is_some_and(|second| second.division == Division::Mirror);
-        match is_mirrored && found.len() > 1 {
-            true => found.reduce(Result::or).unwrap_or(Ok(())),
-            false => found.collect(),
-        }
+        if is_mirrored && found.len() > 1 { found.reduce(Result::or).unwrap_or(Ok(())) } else { found.collect() }
     }
 
     /// A sentence for each reason why some shards are read from one drive only, although the store has a mirror.
@@ -193,8 +190,8 @@ impl Store {
         &self.manifest
     }
 
-    /// Identifies the whole content of the store: the manifest's checksum over itself, which covers the checksums of all
-    /// files.
+    /// Identifies the whole content of the store: the manifest's checksum over itself, which covers the checksums of
+    /// all files.
     pub fn hash(&self) -> &str {
         &self.hash
     }
@@ -232,14 +229,14 @@ impl Store {
         check_resident(self, blueprint)
     }
 
-    /// Which reads of experts and of row tables are checked from now on; all by default. Resident tensors are read once, and
-    /// always checked.
+    /// Which reads of experts and of row tables are checked from now on; all by default. Resident tensors are read
+    /// once, and always checked.
     pub fn set_check_reads(&self, checks: CheckReads) {
         self.presence.checks().set(checks);
     }
 
-    /// Checks an expert's data, if they are to be checked, and the header of its shard the first time it is called for the
-    /// expert in a run.
+    /// Checks an expert's data, if they are to be checked, and the header of its shard the first time it is called for
+    /// the expert in a run.
     pub fn check_expert(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<()> {
         self.experts.check_expert(layer, expert, data)
     }
@@ -254,7 +251,8 @@ impl Store {
         self.experts.check_segment(layer, expert, segment, bytes)
     }
 
-    /// The shards of all experts, layer by layer, and then those of their smaller copies, for a reader; on two drives if the store has a second folder.
+    /// The shards of all experts, layer by layer, and then those of their smaller copies, for a reader; on two drives
+    /// if the store has a second folder.
     pub fn shard_files(&self) -> Result<ShardFiles> {
         let sets = || std::iter::once(&self.experts).chain(&self.small_experts);
         let roots = self.experts.roots();

@@ -30,7 +30,8 @@ const THREADS: usize = 2;
 const SETTINGS: &str = "larder.toml";
 /// A file that invites to the first message to a model, in words that suit it. It is no part of the store.
 pub const WELCOME: &str = "welcome.json";
-/// A file that runs may write into a finished store: which experts they used most. It is a hint and no part of the store.
+/// A file that runs may write into a finished store: which experts they used most. It is a hint and no part of the
+/// store.
 pub const HOT_EXPERTS: &str = "hot-experts";
 
 /// Result of a verification.
@@ -139,8 +140,8 @@ struct ShardPlace<'a> {
     is_second: bool,
 }
 
-/// Every shard where it should be: in the store, in its second folder, or in both. Nothing is looked for in a second folder
-/// that cannot be used.
+/// Every shard where it should be: in the store, in its second folder, or in both. Nothing is looked for in a second
+/// folder that cannot be used.
 fn places<'a>(store: &Path, second: Option<&SecondFolder>, sets: &'a [ShardSet]) -> Vec<ShardPlace<'a>> {
     let mut places = Vec::new();
     for set in sets {
@@ -203,8 +204,8 @@ fn check_sidecar(path: &Path, bytes: u64, checksum: &str) -> Result<()> {
     Ok(())
 }
 
-/// Files in the folders of the store, and in its second folder, that are neither listed in the manifest nor optional. Those of
-/// the store are relative to it.
+/// Files in the folders of the store, and in its second folder, that are neither listed in the manifest nor optional.
+/// Those of the store are relative to it.
 fn unknown_files(store: &Path, manifest: &Manifest, second: Option<&SecondFolder>) -> Vec<PathBuf> {
     let mut known: BTreeSet<PathBuf> = [MANIFEST_FILE, RESIDENT_FILE, SETTINGS, WELCOME, HOT_EXPERTS, DRIVES_FILE]
         .into_iter()

@@ -37,8 +37,8 @@ impl AnswerRules {
     }
 }
 
-/// The rules of an answer in a style: calls, or a format, or either; before both there may be reasoning. `None` if nothing but
-/// the format can be.
+/// The rules of an answer in a style: calls, or a format, or either; before both there may be reasoning. `None` if
+/// nothing but the format can be.
 pub(super) fn answer_rules(
     style: Style,
     tokenizer: &Tokenizer,
@@ -205,9 +205,10 @@ fn marked_reasoning(lark: &mut Lark, marks: &ReasoningMarks, prompt: &str) -> Op
     }
     let text = lark.text_until("reasoning", marks.close);
     lark.rule("blank", r"/\n{0,2}/");
-    Some(match marks.are_open(prompt) {
-        true => format!("{text} blank"),
-        false => format!("({} {text} blank)?", lark.literal(marks.open)),
+    Some(if marks.are_open(prompt) {
+        format!("{text} blank")
+    } else {
+        format!("({} {text} blank)?", lark.literal(marks.open))
     })
 }
 
@@ -316,8 +317,8 @@ fn key_end(format: &ToolFormat, tool: &ToolSchema, argument: &str) -> String {
     }
 }
 
-/// The value of an argument and the mark behind it: a string as it is, anything else as JSON. Where an attribute `has_type`, a
-/// string or null is JSON.
+/// The value of an argument and the mark behind it: a string as it is, anything else as JSON. Where an attribute
+/// `has_type`, a string or null is JSON.
 fn parameter(
     lark: &mut Lark,
     rule: &str,

@@ -13,7 +13,8 @@ pub struct ReasoningMarks {
     sign: &'static str,
 }
 
-/// How a family writes tool calls. White space at the ends of marks is what the template prints; a parser does without it.
+/// How a family writes tool calls. White space at the ends of marks is what the template prints; a parser does without
+/// it.
 #[derive(Debug)]
 pub struct ToolFormat {
     /// A name for tests and documentation.

@@ -1,5 +1,5 @@
-//! Tool calls of models whose template knows none: the tools are described in the system turn, and calls and results are text
-//! between marks.
+//! Tool calls of models whose template knows none: the tools are described in the system turn, and calls and results
+//! are text between marks.
 
 use std::borrow::Cow;
 use std::fmt::Write;

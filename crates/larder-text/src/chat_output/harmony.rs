@@ -1,4 +1,5 @@
-//! Messages with headers, as gpt-oss writes them ("harmony"): `<|channel|>analysis<|message|>…<|end|><|start|>assistant…`.
+//! Messages with headers, as gpt-oss writes them ("harmony"):
+//! `<|channel|>analysis<|message|>…<|end|><|start|>assistant…`.
 
 use super::{OutputParser, OutputPart};
 use crate::tokens::certain;

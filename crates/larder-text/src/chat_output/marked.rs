@@ -120,9 +120,10 @@ impl MarkedParser {
             let text: String = self.pending.drain(..at).collect();
             self.release(text.trim_end(), OutputPart::Content, parts);
             self.pending.drain(..mark.len());
-            match mark == section_open(format) {
-                true => self.enter(State::Between),
-                false => self.begin_call(format, mark),
+            if mark == section_open(format) {
+                self.enter(State::Between)
+            } else {
+                self.begin_call(format, mark)
             }
             return Step::Again;
         }
@@ -248,7 +249,8 @@ fn starts(text: &str, mark: &str, ended: bool) -> Option<bool> {
     }
 }
 
-/// Bytes of what `text` could have been taken for a call by: the opening mark, or a bracket and the white space before it.
+/// Bytes of what `text` could have been taken for a call by: the opening mark, or a bracket and the white space before
+/// it.
 fn beginning(text: &str, open: &str) -> usize {
     let blank = text.len() - text.trim_start().len();
     match starts(text, open, true) {

@@ -1,8 +1,8 @@
 //! What a chat model generates, separated into reasoning, content and tool calls.
 //!
-//! Each family of models marks reasoning and calls in its own way. [`ChatFormat::of_template`] finds the way of a model from its
-//! chat template, by the tables in [`formats`]; an [`OutputParser`] then takes the text as it is generated and returns each
-//! part as soon as it is certain. The other direction, a grammar that forces calls, is [`call_grammar`].
+//! Each family of models marks reasoning and calls in its own way. [`ChatFormat::of_template`] finds the way of a model
+//! from its chat template, by the tables in [`formats`]; an [`OutputParser`] then takes the text as it is generated and
+//! returns each part as soon as it is certain. The other direction, a grammar that forces calls, is [`call_grammar`].
 
 mod call_grammar;
 mod calls;
@@ -75,12 +75,13 @@ impl ChatFormat {
     /// [generic](Self::for_template).
     pub fn of_template(template: &ChatTemplate, tokenizer: &Tokenizer) -> Self {
         let source = template.source(true);
-        let style = match harmony::is_of(source) {
-            true => Style::Harmony,
-            false => Style::Marked {
+        let style = if harmony::is_of(source) {
+            Style::Harmony
+        } else {
+            Style::Marked {
                 reasoning: formats::reasoning(source, |mark| tokenizer.id(mark).is_some()),
                 tools: formats::tools(source).unwrap_or(&formats::GENERIC),
-            },
+            }
         };
         let marks = style.marks();
         let in_marks = |name: &str| marks.iter().any(|mark| mark.contains(name));
@@ -93,15 +94,17 @@ impl ChatFormat {
         ChatFormat { style: Style::Marked { reasoning: None, tools: &formats::GENERIC }, shown: vec![] }
     }
 
-    /// Messages and tools as the template reads them. Where it knows no calls of tools, those are described in the messages.
+    /// Messages and tools as the template reads them. Where it knows no calls of tools, those are described in the
+    /// messages.
     pub fn for_template<'a>(
         &self,
         messages: &'a [Value],
         tools: Option<&'a [Value]>,
     ) -> (Cow<'a, [Value]>, Option<&'a [Value]>) {
-        match self.has_generic_calls() {
-            true => (generic::described(messages, tools), None),
-            false => (Cow::Borrowed(messages), tools),
+        if self.has_generic_calls() {
+            (generic::described(messages, tools), None)
+        } else {
+            (Cow::Borrowed(messages), tools)
         }
     }
 
@@ -141,7 +144,8 @@ impl ChatFormat {
         &self.shown
     }
 
-    /// A parser for the answer to `prompt`, whose end tells whether the model reasons already. Without `tools`, calls are content.
+    /// A parser for the answer to `prompt`, whose end tells whether the model reasons already. Without `tools`, calls
+    /// are content.
     pub fn parser(&self, prompt: &str, tools: Vec<ToolSchema>) -> Box<dyn OutputParser> {
         match self.style {
             Style::Harmony => Box::new(HarmonyParser::new(!tools.is_empty())),
@@ -152,8 +156,8 @@ impl ChatFormat {
         }
     }
 
-    /// The rules of an answer to `prompt` that has to call tools, or to match a format, or either. `None` if nothing can precede
-    /// the format.
+    /// The rules of an answer to `prompt` that has to call tools, or to match a format, or either. `None` if nothing
+    /// can precede the format.
     pub fn answer_rules(
         &self,
         tokenizer: &Tokenizer,

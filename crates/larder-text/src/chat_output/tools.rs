@@ -59,7 +59,8 @@ impl ToolSchema {
         }
     }
 
-    /// The schema of the strings that `schema` allows, and whether it also allows null; `None` if it allows anything else.
+    /// The schema of the strings that `schema` allows, and whether it also allows null; `None` if it allows anything
+    /// else.
     fn strings_of<'a>(&'a self, schema: &'a Value, references: usize) -> Option<(&'a Value, bool)> {
         if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
             let target = self.parameters.pointer(reference.strip_prefix('#')?)?;
@@ -91,8 +92,8 @@ impl ToolSchema {
 /// Longest chain of references and alternatives that is followed.
 const REFERENCES_MAX: usize = 8;
 
-/// What a model writes for an argument between its marks: strings as they are, everything else as JSON. Where null is allowed
-/// beside strings, `null` is null. With a schema of the strings.
+/// What a model writes for an argument between its marks: strings as they are, everything else as JSON. Where null is
+/// allowed beside strings, `null` is null. With a schema of the strings.
 pub(super) enum WrittenArgument<'a> {
     Text(&'a Value),
     TextOrNull(&'a Value),

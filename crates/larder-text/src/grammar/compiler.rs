@@ -40,7 +40,8 @@ const COMPILE_BYTES: u64 = 16 << 20;
 /// Bytes of a token in a prepared vocabulary.
 const TOKEN_BYTES: u64 = 440;
 
-/// The most bytes of a compiler for a vocabulary of `tokens` tokens, the grammar that it compiles, and `grammars` compiled ones.
+/// The most bytes of a compiler for a vocabulary of `tokens` tokens, the grammar that it compiles, and `grammars`
+/// compiled ones.
 pub fn grammar_bytes(tokens: usize, grammars: usize) -> u64 {
     TOKEN_BYTES * tokens as u64 + COMPILE_BYTES + GRAMMAR_BYTES.saturating_mul(grammars as u64)
 }
@@ -59,8 +60,8 @@ struct CompileTask {
 }
 
 impl GrammarCompiler {
-    /// For a model with `rows` logits, whose texts end with any of the tokens `eos`. With 150,000 tokens that takes half a
-    /// second once, and memory as long as it lives.
+    /// For a model with `rows` logits, whose texts end with any of the tokens `eos`. With 150,000 tokens that takes
+    /// half a second once, and memory as long as it lives.
     pub fn new(tokenizer: &Tokenizer, rows: usize, eos: &[u32]) -> Result<Self, GrammarError> {
         let vocabulary = vocabulary(tokenizer, rows, eos)?;
         let slices = SlicedBiasComputer::general_slices();
@@ -174,8 +175,9 @@ fn bounded(source: &str) -> Result<&str, GrammarError> {
         }
         deepest = deepest.max(depth);
     }
-    match deepest > NESTING_MAX {
-        true => Err(GrammarError(format!("brackets are nested {deepest} deep; at most {NESTING_MAX} are supported"))),
-        false => Ok(source),
+    if deepest > NESTING_MAX {
+        Err(GrammarError(format!("brackets are nested {deepest} deep; at most {NESTING_MAX} are supported")))
+    } else {
+        Ok(source)
     }
 }

@@ -1,8 +1,8 @@
-//! Structured output: a generated text matches a grammar (JSON, a JSON Schema, a regular expression, Lark), because the logits
-//! of all tokens that cannot follow are masked.
+//! Structured output: a generated text matches a grammar (JSON, a JSON Schema, a regular expression, Lark), because the
+//! logits of all tokens that cannot follow are masked.
 //!
-//! Grammars are compiled and matched by the `llguidance` crate: it works on the bytes of tokens, so that a token may end
-//! anywhere in the grammar, and bounds what a grammar may cost.
+//! Grammars are compiled and matched by the `llguidance` crate: it works on the bytes of tokens, so that a token may
+//! end anywhere in the grammar, and bounds what a grammar may cost.
 
 mod compiler;
 mod expansion;
@@ -59,8 +59,8 @@ pub struct Grammar {
 }
 
 impl Grammar {
-    /// Sets the logits of all tokens that cannot follow to minus infinity. If only one can follow, returns it, and the logits
-    /// need not be looked at.
+    /// Sets the logits of all tokens that cannot follow to minus infinity. If only one can follow, returns it, and the
+    /// logits need not be looked at.
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<Option<u32>, GrammarError> {
         let mask = self.matcher.compute_mask_or_eos().map_err(|error| failed(&error))?;
         let mut allowed = (0..logits.len().min(mask.len())).filter(|id| mask.get(*id));
@@ -75,7 +75,8 @@ impl Grammar {
         Ok(None)
     }
 
-    /// How many of `tokens`, in order, can follow; none if the grammar has failed, which the next mask says. The position stays.
+    /// How many of `tokens`, in order, can follow; none if the grammar has failed, which the next mask says. The
+    /// position stays.
     pub fn fitting(&mut self, tokens: &[u32]) -> usize {
         self.matcher.validate_tokens(tokens).unwrap_or(0)
     }

@@ -45,7 +45,8 @@ pub fn compiler(tokenizer: &Tokenizer) -> GrammarCompiler {
     GrammarCompiler::new(tokenizer, tokenizer.vocab_size() + 3, &[EOS]).unwrap()
 }
 
-/// A text of random tokens that the grammar allows, special ones included; `None` if it has not ended after `most` tokens.
+/// A text of random tokens that the grammar allows, special ones included; `None` if it has not ended after `most`
+/// tokens.
 pub fn random_text(tokenizer: &Tokenizer, mut grammar: Grammar, rng: &mut Xoshiro256, most: usize) -> Option<String> {
     let (mut ids, known) = (Vec::new(), tokenizer.vocab_size());
     for _ in 0..most {

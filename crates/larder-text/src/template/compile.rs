@@ -41,7 +41,8 @@ pub(super) fn check_length(source: &str) -> Result<(), TemplateError> {
     Err(TemplateError::Source { bytes: source.len(), limit: MAX_SOURCE_BYTES })
 }
 
-/// Refuses tags that the parser might not have the stack for. An error of the tokens themselves is the parser's to tell.
+/// Refuses tags that the parser might not have the stack for. An error of the tokens themselves is the parser's to
+/// tell.
 fn check_tags(source: &str) -> Result<(), TemplateError> {
     let (mut length, mut branches, mut is_first) = (0, 0, false);
     let too_large = |line: u16, what: String| Err(TemplateError::Syntax { line: line.into(), what });

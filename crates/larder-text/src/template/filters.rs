@@ -1,7 +1,7 @@
 //! The filters and tests of templates within a budget.
 //!
-//! A filter that can make more than it gets is this crate's own. The others are the template engine's: what they read is
-//! weighed before, and what they make is counted after.
+//! A filter that can make more than it gets is this crate's own. The others are the template engine's: what they read
+//! is weighed before, and what they make is counted after.
 
 use std::sync::Arc;
 

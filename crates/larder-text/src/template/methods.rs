@@ -135,9 +135,10 @@ fn cut<'a>(text: &'a str, separator: Option<&str>, backwards: bool) -> Result<Op
     if separator.is_empty() {
         return Err(Error::new(minijinja::ErrorKind::InvalidOperation, "empty separator"));
     }
-    Ok(match backwards {
-        false => text.split_once(separator),
-        true => text.rsplit_once(separator).map(|(others, piece)| (piece, others)),
+    Ok(if backwards {
+        text.rsplit_once(separator).map(|(others, piece)| (piece, others))
+    } else {
+        text.split_once(separator)
     })
 }
 

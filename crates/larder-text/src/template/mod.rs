@@ -1,10 +1,10 @@
 //! Chat templates: from messages to the text that a model was trained on.
 //!
-//! Templates are untrusted input. A template has no access to files or the clock. What it may take is limited: its length
-//! and nesting when it is opened ([`compile`]), and its steps, the depth of its calls, the bytes of all values that it
-//! makes, and its time when it is rendered ([`budget`]). The engine parses and runs it, but not the operations that
-//! can grow a value or read a large one: [`rewrite`] replaces them by this crate's own, which ask the budget first. So a
-//! rendering ends by itself, and no thread is ever left behind.
+//! Templates are untrusted input. A template has no access to files or the clock. What it may take is limited: its
+//! length and nesting when it is opened ([`compile`]), and its steps, the depth of its calls, the bytes of all values
+//! that it makes, and its time when it is rendered ([`budget`]). The engine parses and runs it, but not the operations
+//! that can grow a value or read a large one: [`rewrite`] replaces them by this crate's own, which ask the budget
+//! first. So a rendering ends by itself, and no thread is ever left behind.
 
 mod budget;
 mod compile;

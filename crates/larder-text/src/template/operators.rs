@@ -67,14 +67,16 @@ fn readable(budget: &Budget, value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// `value`, if it cannot lead back to the namespace that it is stored in; what leads back to itself would never be freed.
+/// `value`, if it cannot lead back to the namespace that it is stored in; what leads back to itself would never be
+/// freed.
 fn stored(budget: &Budget, value: Value) -> Result<Value, Error> {
     if is_container(&value) {
         budget.weigh(&value)?;
     }
-    match has_reference(&value) {
-        true => Err(Error::new(ErrorKind::InvalidOperation, "a namespace cannot hold a namespace, a macro or a loop")),
-        false => Ok(value),
+    if has_reference(&value) {
+        Err(Error::new(ErrorKind::InvalidOperation, "a namespace cannot hold a namespace, a macro or a loop"))
+    } else {
+        Ok(value)
     }
 }
 

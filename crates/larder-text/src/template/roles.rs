@@ -1,5 +1,5 @@
-//! What a template prints of turns that its model's chats did not have: instructions in the middle, several turns of a person in
-//! a row, or any instructions at all.
+//! What a template prints of turns that its model's chats did not have: instructions in the middle, several turns of a
+//! person in a row, or any instructions at all.
 
 use std::borrow::Cow;
 
@@ -19,8 +19,8 @@ pub(super) struct TemplateRoles {
 }
 
 impl ChatTemplate {
-    /// The messages of a chat as the template prints each where it stands: instructions that it does not know there are a person's
-    /// turn, and turns that it wants joined are one.
+    /// The messages of a chat as the template prints each where it stands: instructions that it does not know there are
+    /// a person's turn, and turns that it wants joined are one.
     pub fn adapted<'a>(&self, messages: &'a [Value]) -> Cow<'a, [Value]> {
         self.roles.get_or_init(|| TemplateRoles::of(self)).adapted(messages)
     }

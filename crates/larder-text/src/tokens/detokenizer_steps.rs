@@ -77,16 +77,18 @@ fn step(part: &Value, joined: &mut bool) -> Result<Option<DetokenizerStep>, Stri
             let pattern = part["pattern"]["String"].as_str().filter(|text| !text.is_empty());
             let pattern = pattern.ok_or_else(|| malformed("pattern"))?.to_owned();
             let content = text("content")?.to_owned();
-            match *joined {
-                false => DetokenizerStep::Replace { pattern, content },
-                true => DetokenizerStep::ReplaceJoined { pattern, content, held: String::new() },
+            if *joined {
+                DetokenizerStep::ReplaceJoined { pattern, content, held: String::new() }
+            } else {
+                DetokenizerStep::Replace { pattern, content }
             }
         }
         "Strip" => {
             let (content, start, stop) = (character("content")?, count("start")?, count("stop")?);
-            match *joined {
-                false => DetokenizerStep::Strip { content, start, stop },
-                true => DetokenizerStep::StripJoined { content, start, stop, held: String::new() },
+            if *joined {
+                DetokenizerStep::StripJoined { content, start, stop, held: String::new() }
+            } else {
+                DetokenizerStep::Strip { content, start, stop }
             }
         }
         "Metaspace" if !*joined => {
@@ -190,10 +192,7 @@ fn strip_known(token: &str, content: char, start: &mut usize, stop: usize, held:
         return String::new();
     }
     let rest = strip_start(token, content, *start);
-    *start = match rest.is_empty() {
-        true => *start - (token.len() - rest.len()) / content.len_utf8(),
-        false => 0,
-    };
+    *start = if rest.is_empty() { *start - (token.len() - rest.len()) / content.len_utf8() } else { 0 };
     held.push_str(rest);
     let kept = strip_end(held, content, stop).len();
     held.drain(..kept).collect()

@@ -3,8 +3,9 @@
 use super::{TokenBytes, Tokenizer};
 
 impl Tokenizer {
-    /// The first id that stands for other text in `other`, with both texts. Ids that only one of them has are no difference, nor are
-    /// names of special tokens, because unused ones are renamed from one model of a family to the next.
+    /// The first id that stands for other text in `other`, with both texts. Ids that only one of them has are no
+    /// difference, nor are names of special tokens, because unused ones are renamed from one model of a family to the
+    /// next.
     pub fn difference(&self, other: &Tokenizer) -> Option<(u32, String, String)> {
         let ids = 0..self.vocab_size().min(other.vocab_size()) as u32;
         ids.map(|id| (id, self.token_bytes(id), other.token_bytes(id))).find_map(|(id, ours, theirs)| {

@@ -2,8 +2,8 @@
 
 use super::tokenizer::{EncodeError, Tokenizer};
 
-/// The marks of families of models: before the text that precedes the gap, before the text that follows it, and before what is
-/// generated.
+/// The marks of families of models: before the text that precedes the gap, before the text that follows it, and before
+/// what is generated.
 const MARKS: &[[&str; 3]] = &[
     // Qwen, CodeGemma
     ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],

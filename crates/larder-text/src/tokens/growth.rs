@@ -1,5 +1,6 @@
-//! What a `tokenizer.json` makes of a text at most, and in how much time, before the `tokenizers` crate uses it: each part of
-//! such a file may multiply the text that the part before it made, and its regular expressions may try again and again.
+//! What a `tokenizer.json` makes of a text at most, and in how much time, before the `tokenizers` crate uses it: each
+//! part of such a file may multiply the text that the part before it made, and its regular expressions may try again
+//! and again.
 
 use fancy_regex::Expr;
 use serde_json::Value;
@@ -17,8 +18,8 @@ const MAX_AFFIX_BYTES: usize = 64;
 /// Maximum number of characters of a word that WordPiece looks up part by part.
 const MAX_WORD_CHARS: u64 = 1000;
 
-/// Checks the parts of a `tokenizer.json` but its vocabulary. The error completes a sentence that begins with the file's
-/// name.
+/// Checks the parts of a `tokenizer.json` but its vocabulary. The error completes a sentence that begins with the
+/// file's name.
 pub(super) fn check(
     normalizer: Option<&Value>,
     pre_tokenizer: Option<&Value>,
@@ -142,9 +143,10 @@ fn check_template(post_processor: &Value) -> Result<(), String> {
     }
     let special = post_processor.get("special_tokens").and_then(Value::as_object);
     let long = |token: &Value| token["ids"].as_array().is_some_and(|ids| ids.len() > MAX_PARTS);
-    match special.is_some_and(|special| special.values().any(long)) {
-        true => Err(format!("has a post_processor with a special token of more than {MAX_PARTS} ids")),
-        false => Ok(()),
+    if special.is_some_and(|special| special.values().any(long)) {
+        Err(format!("has a post_processor with a special token of more than {MAX_PARTS} ids"))
+    } else {
+        Ok(())
     }
 }
 

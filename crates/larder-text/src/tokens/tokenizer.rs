@@ -97,8 +97,8 @@ impl Tokenizer {
         ids
     }
 
-    /// As [`encode`](Self::encode), for a context of that many tokens: a text that is too long for it is an error before
-    /// it takes memory, see [`longest_text`](Self::longest_text).
+    /// As [`encode`](Self::encode), for a context of that many tokens: a text that is too long for it is an error
+    /// before it takes memory, see [`longest_text`](Self::longest_text).
     pub fn encode_for(&self, context: usize, text: &str, add_special: bool) -> Result<Vec<u32>, EncodeError> {
         let most = self.longest_text(context);
         if text.len() > most {

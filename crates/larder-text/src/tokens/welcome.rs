@@ -10,8 +10,8 @@ const TEXT_BYTES: usize = 200;
 /// Most examples.
 const EXAMPLES_MAX: usize = 6;
 
-/// An invitation to the first message, as a model's author words it. It may be in a store that is not trusted, so its texts are
-/// short and plain.
+/// An invitation to the first message, as a model's author words it. It may be in a store that is not trusted, so its
+/// texts are short and plain.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Welcome {
     /// A line that says what to write.

@@ -62,7 +62,8 @@ fn candidate(typed: &str, word: &str, end: &str) -> Option<Pair> {
     word.starts_with(typed).then(|| Pair { display: word.to_owned(), replacement: format!("{word}{end}") })
 }
 
-/// The files and folders whose paths begin with `typed`. Paths are not quoted: a command takes the rest of its line as one.
+/// The files and folders whose paths begin with `typed`. Paths are not quoted: a command takes the rest of its line as
+/// one.
 fn file_names(typed: &str) -> Vec<Pair> {
     let (folder, begun) = typed.rfind(is_separator).map_or(("", typed), |at| typed.split_at(at + 1));
     // Windows has two separators; the typed one is kept.

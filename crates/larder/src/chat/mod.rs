@@ -159,8 +159,8 @@ impl ChatSession<'_> {
         }
     }
 
-    /// The next message or command. Until it is there, hot experts are read if there was no answer yet, and slots given back if
-    /// memory gets scarce.
+    /// The next message or command. Until it is there, hot experts are read if there was no answer yet, and slots given
+    /// back if memory gets scarce.
     fn next_input(&mut self, lines: &mut Lines) -> Result<Input> {
         let experts = self.sequence.session.experts_mut();
         // A pipe's prompt is there at once.

@@ -42,9 +42,10 @@ impl Output {
 
     /// Prints a note to standard error: in brackets, dim on a terminal.
     pub fn note(&self, text: &str) {
-        match self.colours && std::io::stderr().is_terminal() {
-            true => self.line(&format!("{DIM}[{text}]{RESET}")),
-            false => self.line(&format!("[{text}]")),
+        if self.colours && std::io::stderr().is_terminal() {
+            self.line(&format!("{DIM}[{text}]{RESET}"))
+        } else {
+            self.line(&format!("[{text}]"))
         }
     }
 }
@@ -72,9 +73,10 @@ impl<W: Write> ReplyPrinter<W> {
         if self.last != Some(part) {
             self.change(part)?;
         }
-        match self.output.terminal {
-            true => self.to.write_all(without_controls(text).as_bytes())?,
-            false => self.to.write_all(text.as_bytes())?,
+        if self.output.terminal {
+            self.to.write_all(without_controls(text).as_bytes())?
+        } else {
+            self.to.write_all(text.as_bytes())?
         }
         self.to.flush()
     }

@@ -125,8 +125,8 @@ impl<'a> ChatSequence<'a> {
         self.limit.tokens
     }
 
-    /// Answers the last message, after dropping the oldest turns if the prompt does not fit. Returns `None` if interrupted
-    /// before the answer starts.
+    /// Answers the last message, after dropping the oldest turns if the prompt does not fit. Returns `None` if
+    /// interrupted before the answer starts.
     pub fn answer(
         &mut self,
         conversation: &mut Conversation,
@@ -208,8 +208,8 @@ impl<'a> ChatSequence<'a> {
         self.session.experts().routing().and_then(Routing::quality)
     }
 
-    /// The prompt of the conversation, which loses its oldest turns if the settings say so and it does not fit together with an
-    /// answer.
+    /// The prompt of the conversation, which loses its oldest turns if the settings say so and it does not fit together
+    /// with an answer.
     fn fit_context(&self, conversation: &mut Conversation, settings: &Settings) -> Result<FittedPrompt> {
         let room = answer_room(self.limit.tokens, settings.max_tokens);
         let prompt = match settings.context_full {
@@ -310,8 +310,8 @@ impl<'a> ChatSequence<'a> {
         reused
     }
 
-    /// Prefills all but the last piece of `tokens`, and returns that; `None` if interrupted. The pieces before stay in the KV
-    /// cache.
+    /// Prefills all but the last piece of `tokens`, and returns that; `None` if interrupted. The pieces before stay in
+    /// the KV cache.
     fn prefill_pieces<'t>(&mut self, tokens: &'t [u32], interrupt: &Interrupt) -> Result<Option<&'t [u32]>> {
         let size = self.session.prefill_tokens();
         let (ahead, last) = tokens.split_at((tokens.len() - 1) / size * size);

@@ -46,10 +46,8 @@ impl ChatStats {
 /// The footer of one answer.
 pub fn footer(answer: &Reply, streaming: bool) -> String {
     let Reply { reused, ttft, prompt, written, .. } = answer;
-    let found = match streaming {
-        true => format!(", {:.0} % cache hits", 100.0 * written.traffic.hit_rate()),
-        false => String::new(),
-    };
+    let found =
+        if streaming { format!(", {:.0} % cache hits", 100.0 * written.traffic.hit_rate()) } else { String::new() };
     format!(
         "TTFT {:.2} s, {reused} tokens cached, prefill {} tokens at {:.1}/s, decode {} tokens at {:.1}/s{found}",
         ttft.as_secs_f64(),

@@ -9,9 +9,9 @@ use super::engine::parse_threads;
 /// Number formats by size.
 #[derive(Args)]
 pub struct BitsFlags {
-    /// Choose the number format of each matrix, so that weights have N bits on average and the model's output changes as little
-    /// as possible. That is measured on the text of --text, with one pass through the model for each group of matrices; the
-    /// measurements are kept beside the store
+    /// Choose the number format of each matrix, so that weights have N bits on average and the model's output changes
+    /// as little as possible. That is measured on the text of --text, with one pass through the model for each group of
+    /// matrices; the measurements are kept beside the store
     #[arg(long, value_name = "N", value_parser = parse_bits, requires = "text", conflicts_with_all = ["mix", "experts"])]
     pub bits: Option<f64>,
     /// UTF-8 text on which --bits measures, of the kind that the model will read and write

@@ -19,8 +19,8 @@ pub struct ChatArgs {
     pub model: PathBuf,
     #[command(flatten)]
     pub ignore_config: IgnoreConfig,
-    /// What to do when the conversation fills the context: refuse the message and end the answer (stop), leave the oldest turns
-    /// out (drop-turns), or also go on with the answer without older tokens (shift)
+    /// What to do when the conversation fills the context: refuse the message and end the answer (stop), leave the
+    /// oldest turns out (drop-turns), or also go on with the answer without older tokens (shift)
     #[arg(long, value_name = "HOW", default_value = "drop-turns", value_parser = context_full, hide_short_help = true)]
     #[arg(help_heading = heading::MODEL)]
     pub context_full: ContextFull,

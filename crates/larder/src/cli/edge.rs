@@ -39,8 +39,8 @@ pub struct EdgePlanArgs {
     /// Relative use of each model, in the order of the files, e.g. 3,1 (default: equal)
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub share: Vec<f64>,
-    /// Placement algorithm: best-greedy (the better of greedy and greedy-gain), greedy, greedy-gain, accelerated, dp, lfu,
-    /// random or u-shaped
+    /// Placement algorithm: best-greedy (the better of greedy and greedy-gain), greedy, greedy-gain, accelerated, dp,
+    /// lfu, random or u-shaped
     #[arg(long, value_name = "NAME", default_value = BEST_GREEDY, value_parser = parse_algorithm)]
     pub algorithm: &'static Algorithm,
     /// How the device reaches the workers

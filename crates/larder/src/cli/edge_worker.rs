@@ -41,8 +41,8 @@ pub struct EdgeWorkerArgs {
     /// Compute threads (default: all performance cores)
     #[arg(long, value_name = "N", value_parser = parse_threads, help_heading = heading::PERFORMANCE)]
     pub threads: Option<usize>,
-    /// Multiply quantised weights with f32 activations, not with activations rounded to 8 bits: slower. Client and workers
-    /// must agree
+    /// Multiply quantised weights with f32 activations, not with activations rounded to 8 bits: slower. Client and
+    /// workers must agree
     #[arg(long, help_heading = heading::PERFORMANCE)]
     pub exact: bool,
     /// Requests in progress or queued; further ones are rejected at once

@@ -187,8 +187,8 @@ impl RecordFlags {
 #[derive(Args, Clone)]
 #[command(next_help_heading = heading::OUTPUT)]
 pub struct TimelineFlags {
-    /// Write a timeline of steps, layers, products, reads and waits to FILE, for Perfetto or chrome://tracing; a file that exists
-    /// is replaced
+    /// Write a timeline of steps, layers, products, reads and waits to FILE, for Perfetto or chrome://tracing; a file
+    /// that exists is replaced
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub profile: Option<PathBuf>,
     /// With --profile: the bytes after which the timeline ends

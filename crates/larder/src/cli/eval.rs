@@ -286,7 +286,8 @@ pub struct GridFlags {
     /// Values of H for prune
     #[arg(long, value_name = "H,H", value_delimiter = ',')]
     pub prune: Vec<String>,
-    /// Any other strategy, with rules for missing experts, as --routing takes it: prior:lambda=0.03+light:tau=0.05 (may be repeated)
+    /// Any other strategy, with rules for missing experts, as --routing takes it: prior:lambda=0.03+light:tau=0.05 (may
+    /// be repeated)
     #[arg(long, value_name = "STRATEGY")]
     pub strategy: Vec<RoutingSpec>,
     /// Number of best experts that prior, max-rank and cumsum always keep (default: 1, or 0 if the model chooses one)

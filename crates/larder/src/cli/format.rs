@@ -12,7 +12,8 @@ use super::heading;
 pub struct FormatFlag {
     /// Keep the text to a format: json, json:SCHEMA, regex:… or grammar:FILE
     ///
-    /// A JSON Schema is a file or {…}. A grammar is in GBNF, the notation of llama.cpp, or in llguidance's variant of Lark. A regular expression matches the text as a whole.
+    /// A JSON Schema is a file or {…}. A grammar is in GBNF, the notation of llama.cpp, or in llguidance's variant of
+    /// Lark. A regular expression matches the text as a whole.
     #[arg(long, value_name = "FORMAT", conflicts_with = "ignore_eos", help_heading = heading::SAMPLING)]
     format: Option<String>,
 }

@@ -10,8 +10,8 @@ use super::heading;
 use super::output::{OutputFile, ReplaceFlag};
 use crate::models::default_model;
 
-/// Measure an importance matrix on a text, for convert --imatrix and for llama.cpp. Experts are read one after the other, so
-/// memory for the resident weights is enough
+/// Measure an importance matrix on a text, for convert --imatrix and for llama.cpp. Experts are read one after the
+/// other, so memory for the resident weights is enough
 #[derive(Args)]
 pub struct ImatrixArgs {
     /// Store, checkpoint folder or .gguf file (default: the demo model)

@@ -43,7 +43,8 @@ pub enum LabCommand {
 /// Import a trace from another program's format
 #[derive(Args)]
 pub struct ImportArgs {
-    /// CSV file with the columns token, layer and expert; or a folder with index.json and a safetensors file per sequence
+    /// CSV file with the columns token, layer and expert; or a folder with index.json and a safetensors file per
+    /// sequence
     pub source: PathBuf,
     /// Trace file to write
     #[arg(short, long, value_name = "FILE")]

@@ -159,26 +159,26 @@ pub struct ConvertArgs {
     /// Number format of the resident weight matrices, or keep
     #[arg(long, default_value = "keep", value_name = "FORMAT", value_parser = parse_stored_as)]
     pub resident: StoredAs,
-    /// File with a number format per matrix: a line has a pattern and a format, such as `layers.0.experts.* q8_0`; the first that
-    /// matches counts, and --experts and --resident where none does
+    /// File with a number format per matrix: a line has a pattern and a format, such as `layers.0.experts.* q8_0`; the
+    /// first that matches counts, and --experts and --resident where none does
     #[arg(long, value_name = "FILE")]
     pub mix: Option<PathBuf>,
-    /// Importance matrix in GGUF, as llama.cpp writes it: what is rounded is rounded so that the columns that matter to the model
-    /// have small errors, at the cost of others
+    /// Importance matrix in GGUF, as llama.cpp writes it: what is rounded is rounded so that the columns that matter to
+    /// the model have small errors, at the cost of others
     #[arg(long, value_name = "FILE")]
     pub imatrix: Option<PathBuf>,
     #[command(flatten)]
     pub bits: bits::BitsFlags,
-    /// Also write a second, smaller copy of every expert, in this format: --routing shelf:tau=… reads it for missing experts of
-    /// little weight
+    /// Also write a second, smaller copy of every expert, in this format: --routing shelf:tau=… reads it for missing
+    /// experts of little weight
     #[arg(long = "shelf", alias = "small-copy", value_name = "FORMAT")]
     pub small_copy: Option<NumberFormat>,
-    /// Also write a second copy of every expert to FOLDER, on another drive: reads go to both drives, and one may fail. With a
-    /// store that is finished, only what is missing there is copied
+    /// Also write a second copy of every expert to FOLDER, on another drive: reads go to both drives, and one may fail.
+    /// With a store that is finished, only what is missing there is copied
     #[arg(long, value_name = "FOLDER", conflicts_with = "stripe")]
     pub also: Option<PathBuf>,
-    /// Write every other expert to FOLDER, on another drive, instead of to the store. Experts of a store that is finished are
-    /// moved there
+    /// Write every other expert to FOLDER, on another drive, instead of to the store. Experts of a store that is
+    /// finished are moved there
     #[arg(long, value_name = "FOLDER")]
     pub stripe: Option<PathBuf>,
     /// Also keep the model's layer for multi-token prediction, for --speculate mtp and auto
@@ -290,8 +290,8 @@ pub struct BenchArgs {
     /// Measure behind a context of N tokens, whose KV cache has made-up values: nothing is prefilled for it
     #[arg(short, long, default_value_t = 0, value_name = "N")]
     pub depth: usize,
-    /// Lengths of the prompts whose first token is timed, or off (default: those of 32, 512 and 3968 tokens that fit the
-    /// context; off with --depth)
+    /// Lengths of the prompts whose first token is timed, or off (default: those of 32, 512 and 3968 tokens that fit
+    /// the context; off with --depth)
     #[arg(long, value_name = "N,…|off", value_parser = parse_lengths)]
     pub first_token: Option<PromptLengths>,
     /// Measure also decode of N sequences at once, as the server does for N clients
@@ -303,8 +303,8 @@ pub struct BenchArgs {
     /// Measure also with all experts in memory
     #[arg(long)]
     pub vs_resident: bool,
-    /// Decode with the experts of a recorded trace: a file, or a folder that `larder lab import` takes. The weights of a
-    /// model of the trace's shape may be any
+    /// Decode with the experts of a recorded trace: a file, or a folder that `larder lab import` takes. The weights of
+    /// a model of the trace's shape may be any
     #[arg(long, value_name = "FILE", conflicts_with_all = ["routing", "quality", "clients", "vs_resident", "speculate"])]
     pub trace: Option<PathBuf>,
     #[command(flatten)]
@@ -416,8 +416,8 @@ pub struct TokenizeArgs {
     /// Text to tokenize; - reads standard input
     #[arg(required_unless_present = "messages")]
     pub text: Option<String>,
-    /// JSON file with a chat for the model's chat template: an array of messages, or an object with messages, tools, documents
-    /// and chat_template_kwargs; - reads standard input
+    /// JSON file with a chat for the model's chat template: an array of messages, or an object with messages, tools,
+    /// documents and chat_template_kwargs; - reads standard input
     #[arg(long, value_name = "FILE", conflicts_with = "text")]
     pub messages: Option<PathBuf>,
     /// With --messages: chat template in Jinja, in place of the model's

@@ -28,8 +28,8 @@ pub struct ServeArgs {
     /// Unload a model after this time without a request, in seconds, if there are several; 0 for never
     #[arg(long, hide_short_help = true, default_value_t = 300, value_name = "SECONDS", help_heading = heading::MODEL)]
     pub unload_after: u64,
-    /// What to do when a request fills its context and does not say what: refuse the prompt and end the answer (stop), leave
-    /// the oldest turns of a chat out (drop-turns), or also go on with the answer without older tokens (shift)
+    /// What to do when a request fills its context and does not say what: refuse the prompt and end the answer (stop),
+    /// leave the oldest turns of a chat out (drop-turns), or also go on with the answer without older tokens (shift)
     #[arg(long, hide_short_help = true, value_name = "HOW", default_value = "stop", value_parser = context_full, help_heading = heading::MODEL)]
     pub context_full: ContextFull,
     /// Model name in the API (default: name of the folder or file); can be repeated for aliases
@@ -46,8 +46,8 @@ pub struct ServeArgs {
     /// KV-cache slots, including active requests (default: --parallel). More let more chats keep their prefix
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = at_least_one, help_heading = heading::SERVER)]
     pub sessions: Option<usize>,
-    /// Memory for the KV caches of all slots (default: enough for their whole contexts, within a share of memory); when full, the
-    /// newest request is preempted
+    /// Memory for the KV caches of all slots (default: enough for their whole contexts, within a share of memory); when
+    /// full, the newest request is preempted
     #[arg(long, hide_short_help = true, value_name = "SIZE", value_parser = byte_size, help_heading = heading::SERVER)]
     pub kv_mem: Option<ByteSize>,
     /// Time of a step in seconds that prompts may take while other requests decode: the wait between two tokens
@@ -80,8 +80,8 @@ pub struct ServeArgs {
     /// File of API keys, one per line: KEY, or KEY admin for those that may change the engine's settings
     #[arg(long, hide_short_help = true, value_name = "FILE", help_heading = heading::SERVER)]
     pub api_key_file: Option<PathBuf>,
-    /// Another OpenAI-compatible server, e.g. http://desk:8080/v1, for requests that name a model that is not here. While it is away,
-    /// the first model here answers
+    /// Another OpenAI-compatible server, e.g. http://desk:8080/v1, for requests that name a model that is not here.
+    /// While it is away, the first model here answers
     #[arg(long, hide_short_help = true, value_name = "URL", help_heading = heading::SERVER)]
     pub upstream: Option<UpstreamAddress>,
     /// API key for --upstream

@@ -38,7 +38,8 @@ pub struct TrainArgs {
     /// With --form flashmoe: scale of predicted distances, linear, log or decay with a number of tokens, as in log:256
     #[arg(long, value_name = "SCALE")]
     pub distance: Option<DistanceScale>,
-    /// With --form flashmoe: train only on the experts that Belady's rule keeps with N slots per layer (default: on all)
+    /// With --form flashmoe: train only on the experts that Belady's rule keeps with N slots per layer (default: on
+    /// all)
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub belady_slots: Option<usize>,
     /// Scratch slots of the cache when the weights are measured

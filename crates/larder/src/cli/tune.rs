@@ -9,8 +9,8 @@ use super::output::{OutputFile, ReplaceFlag};
 use super::{EngineFlags, TimelineFlags, heading, takes};
 use crate::models::default_model;
 
-/// Measure what each way to read fewer experts costs and saves, for --quality and for λ: writes quality.json into the store. The first
-/// 2048 tokens of the text, or those of --tokens, are decoded about 40 times
+/// Measure what each way to read fewer experts costs and saves, for --quality and for λ: writes quality.json into the
+/// store. The first 2048 tokens of the text, or those of --tokens, are decoded about 40 times
 #[derive(Args)]
 pub struct TuneArgs {
     /// Store (default: the demo model)
@@ -18,8 +18,8 @@ pub struct TuneArgs {
     pub model: PathBuf,
     #[command(flatten)]
     pub text: TextFlags,
-    /// Check the calibration that is there instead of making one: decode the text with each budget, every token twice, and print the
-    /// true loss beside the budget and beside what the measured tokens tell
+    /// Check the calibration that is there instead of making one: decode the text with each budget, every token twice,
+    /// and print the true loss beside the budget and beside what the measured tokens tell
     #[arg(long, help_heading = heading::TEXT)]
     pub check: bool,
     /// With --check: the budgets (default: 0.005, 0.01, 0.02 and 0.05)

@@ -20,8 +20,8 @@ const TOKENS_MAX: usize = 1 << 20;
 /// Maximum length of their file.
 const TOKEN_FILE_BYTES: u64 = 16 << 20;
 
-/// Writes logits, routing and hidden states to a safetensors file: those of given tokens, or of what the decoder generates
-/// behind them if an encoder reads them.
+/// Writes logits, routing and hidden states to a safetensors file: those of given tokens, or of what the decoder
+/// generates behind them if an encoder reads them.
 pub fn run(args: &LogitsArgs) -> Result<()> {
     let tokens = read_tokens(&args.tokens)?;
     let model = models::open_ignoring(&args.model, &args.ignore_config)?;
@@ -146,9 +146,10 @@ impl Recording {
         }
         for (layer, seen) in &self.layers {
             let (layer, Layer { ids, weights, .. }) = (self.name(*layer), seen);
-            let (classes, logits) = match seen.classes.is_empty() {
-                true => (geometry.experts, &seen.logits),
-                false => (geometry.experts + 1, &seen.classes),
+            let (classes, logits) = if seen.classes.is_empty() {
+                (geometry.experts, &seen.logits)
+            } else {
+                (geometry.experts + 1, &seen.classes)
             };
             out.insert(format!("router_logits.{layer}"), Out::f32(classes, logits));
             out.insert(format!("topk_weights.{layer}"), Out::f32(geometry.top_k, weights));

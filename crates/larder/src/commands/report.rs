@@ -30,8 +30,8 @@ const PROMPTS: &[&str] = &[
     "Give a short history of paper, from rags to printers.",
 ];
 
-/// Measures each store in turn. The strategies of a store take turns, so that a machine that heats up or gets busy slows
-/// down all of them alike.
+/// Measures each store in turn. The strategies of a store take turns, so that a machine that heats up or gets busy
+/// slows down all of them alike.
 pub fn run(args: &ReportArgs) -> Result<()> {
     let made = origin(args);
     let (mut stores, mut sections) = (Vec::new(), Vec::new());
@@ -45,9 +45,10 @@ pub fn run(args: &ReportArgs) -> Result<()> {
     if let Some(path) = &args.html {
         write(path, &speed_page(&speeds))?;
     }
-    match args.json {
-        true => println!("{}", json(&speeds, &stores)),
-        false => print!("{}", text(&speeds)),
+    if args.json {
+        println!("{}", json(&speeds, &stores))
+    } else {
+        print!("{}", text(&speeds))
     }
     Ok(())
 }

@@ -141,16 +141,15 @@ fn print_now(piece: &str) -> std::io::Result<()> {
 
 fn prompt(args: &RunArgs, text: &TextCodec, context: usize) -> Result<Vec<u32>> {
     let prompt = text_or_stdin(args.prompt.as_deref().unwrap_or_default(), text.tokenizer.longest_text(context))?;
-    let ids = match args.chat || args.system.is_some() {
-        false => text.tokenizer.encode_for(context, &prompt, true)?,
-        true => {
-            let Some(template) = &text.template else {
-                bail!("the model has no chat template; leave out --chat and --system")
-            };
-            let system = args.system.iter().map(|s| json!({"role": "system", "content": s}));
-            let messages: Vec<_> = system.chain([json!({"role": "user", "content": prompt})]).collect();
-            text.tokenizer.encode_for(context, &template.render(&ChatInput::new(&messages))?, false)?
-        }
+    let ids = if args.chat || args.system.is_some() {
+        let Some(template) = &text.template else {
+            bail!("the model has no chat template; leave out --chat and --system")
+        };
+        let system = args.system.iter().map(|s| json!({"role": "system", "content": s}));
+        let messages: Vec<_> = system.chain([json!({"role": "user", "content": prompt})]).collect();
+        text.tokenizer.encode_for(context, &template.render(&ChatInput::new(&messages))?, false)?
+    } else {
+        text.tokenizer.encode_for(context, &prompt, true)?
     };
     if ids.is_empty() {
         bail!("the prompt is empty, and this model has no BOS token; --prompt needs some text");

@@ -12,50 +12,52 @@ const STORE_FLAGS: &[&str] =
 
 /// Something that has a value.
 #[derive(Clone)]
-pub enum Key {
+pub enum ConfigKey {
     /// A flag of a command.
     Flag(Box<Arg>),
     /// A setting of the engine.
     Setting(&'static SettingRow),
 }
 
-impl Key {
+impl ConfigKey {
     /// Its name in files.
     pub fn name(&self) -> &str {
         match self {
-            Key::Flag(flag) => flag.get_long().unwrap_or_default(),
-            Key::Setting(row) => row.name,
+            ConfigKey::Flag(flag) => flag.get_long().unwrap_or_default(),
+            ConfigKey::Setting(row) => row.name,
         }
     }
 
     /// Whether it is true or false.
     pub fn is_switch(&self) -> bool {
         match self {
-            Key::Flag(flag) => matches!(flag.get_action(), ArgAction::SetTrue),
-            Key::Setting(row) => row.is_switch(),
+            ConfigKey::Flag(flag) => matches!(flag.get_action(), ArgAction::SetTrue),
+            ConfigKey::Setting(row) => row.is_switch(),
         }
     }
 
     /// Whether it takes several values.
     pub fn is_list(&self) -> bool {
-        matches!(self, Key::Flag(flag) if matches!(flag.get_action(), ArgAction::Append))
+        matches!(self, ConfigKey::Flag(flag) if matches!(flag.get_action(), ArgAction::Append))
     }
 
     /// What counts without it.
     pub fn default(&self) -> Option<String> {
         match self {
-            Key::Setting(row) => Some(row.default.to_owned()),
-            Key::Flag(_) if self.is_switch() => Some("false".to_owned()),
-            Key::Flag(flag) => flag.get_default_values().first().map(|value| value.to_string_lossy().into_owned()),
+            ConfigKey::Setting(row) => Some(row.default.to_owned()),
+            ConfigKey::Flag(_) if self.is_switch() => Some("false".to_owned()),
+            ConfigKey::Flag(flag) => {
+                flag.get_default_values().first().map(|value| value.to_string_lossy().into_owned())
+            }
         }
     }
 
     /// A value as it is typed.
     pub fn typed(&self, value: &str) -> Vec<String> {
         match self {
-            Key::Setting(row) => vec!["-o".to_owned(), format!("{}={value}", row.name)],
-            Key::Flag(_) if self.is_switch() => vec![format!("--{}", self.name())],
-            Key::Flag(_) => vec![format!("--{}={value}", self.name())],
+            ConfigKey::Setting(row) => vec!["-o".to_owned(), format!("{}={value}", row.name)],
+            ConfigKey::Flag(_) if self.is_switch() => vec![format!("--{}", self.name())],
+            ConfigKey::Flag(_) => vec![format!("--{}={value}", self.name())],
         }
     }
 }
@@ -67,7 +69,7 @@ pub struct LeafCommand {
     /// Its definition, with its arguments.
     pub command: Command,
     /// What can be configured of it.
-    pub keys: Vec<Key>,
+    pub keys: Vec<ConfigKey>,
 }
 
 impl LeafCommand {
@@ -83,7 +85,7 @@ impl LeafCommand {
             if !settings.is_empty() {
                 let flags = command.get_arguments().filter(|flag| is_configurable(flag));
                 let flags = flags.filter(|flag| SettingRow::named(flag.get_id().as_str()).is_none());
-                let keys = flags.map(flag_key).chain(settings.into_iter().map(Key::Setting)).collect();
+                let keys = flags.map(flag_key).chain(settings.into_iter().map(ConfigKey::Setting)).collect();
                 all.push(LeafCommand { path, command, keys });
             }
         }
@@ -97,19 +99,19 @@ impl LeafCommand {
     }
 
     /// The flag or setting of this name.
-    pub fn key(&self, name: &str) -> Option<&Key> {
+    pub fn key(&self, name: &str) -> Option<&ConfigKey> {
         self.keys.iter().find(|key| key.name() == name)
     }
 
     /// Whether two keys conflict.
-    pub fn excludes(&self, a: &Key, b: &Key) -> bool {
+    pub fn excludes(&self, a: &ConfigKey, b: &ConfigKey) -> bool {
         let names = |one: &Arg, other: &Arg| {
             self.command.get_arg_conflicts_with(one).iter().any(|arg| arg.get_id() == other.get_id())
         };
         match (a, b) {
-            (Key::Flag(a), Key::Flag(b)) => names(a, b) || names(b, a),
-            (Key::Setting(a), Key::Setting(b)) => a.excludes(b.name),
-            (Key::Flag(flag), Key::Setting(row)) | (Key::Setting(row), Key::Flag(flag)) => {
+            (ConfigKey::Flag(a), ConfigKey::Flag(b)) => names(a, b) || names(b, a),
+            (ConfigKey::Setting(a), ConfigKey::Setting(b)) => a.excludes(b.name),
+            (ConfigKey::Flag(flag), ConfigKey::Setting(row)) | (ConfigKey::Setting(row), ConfigKey::Flag(flag)) => {
                 let of_setting = self.command.get_arguments().find(|arg| arg.get_id() == row.name);
                 of_setting.is_some_and(|of_setting| names(flag, of_setting) || names(of_setting, flag))
             }
@@ -118,14 +120,14 @@ impl LeafCommand {
 }
 
 /// The settings and sampling flags, which may stand outside of sections.
-pub fn shared() -> Vec<Key> {
+pub fn shared() -> Vec<ConfigKey> {
     let sampling = SeedFlag::augment_args(SamplingFlags::augment_args(Command::new("shared")));
     let sampling = sampling.get_arguments().map(flag_key).collect::<Vec<_>>();
-    SETTINGS.iter().map(Key::Setting).chain(sampling).collect()
+    SETTINGS.iter().map(ConfigKey::Setting).chain(sampling).collect()
 }
 
-fn flag_key(flag: &Arg) -> Key {
-    Key::Flag(Box::new(flag.clone()))
+fn flag_key(flag: &Arg) -> ConfigKey {
+    ConfigKey::Flag(Box::new(flag.clone()))
 }
 
 fn is_configurable(flag: &Arg) -> bool {
@@ -184,11 +186,11 @@ mod tests {
     fn stores_may_set_what_exists_and_no_file() {
         let all = LeafCommand::all();
         for name in STORE_FLAGS {
-            let flags: Vec<&Key> = all.iter().filter_map(|leaf| leaf.key(name)).collect();
+            let flags: Vec<&ConfigKey> = all.iter().filter_map(|leaf| leaf.key(name)).collect();
             assert!(!flags.is_empty(), "{name}");
-            let paths = flags
-                .iter()
-                .filter(|key| matches!(key, Key::Flag(flag) if flag.get_value_hint() == clap::ValueHint::AnyPath));
+            let paths = flags.iter().filter(
+                |key| matches!(key, ConfigKey::Flag(flag) if flag.get_value_hint() == clap::ValueHint::AnyPath),
+            );
             assert_eq!(paths.count(), 0, "{name}");
         }
         for name in ["trace", "telemetry", "evictor", "mlock", "threads", "reader", "profile"] {

@@ -8,7 +8,7 @@ use larder_runtime::settings::{RENAMED, RenamedSetting, renamed};
 use larder_store::read_small;
 use toml::{Table, Value};
 
-use super::keys::{self, Key, LeafCommand};
+use super::keys::{self, ConfigKey, LeafCommand};
 use crate::user_folders;
 
 /// Name of a settings file.
@@ -53,7 +53,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Precedence: the environment above a store's file above the user's, and in a file a command's section above the rest.
+    /// Precedence: the environment above a store's file above the user's, and in a file a command's section above the
+    /// rest.
     pub fn rank(&self) -> (u8, bool) {
         let origin = match self.origin {
             Origin::User(_) => 0,
@@ -137,8 +138,8 @@ fn parse_entry(
 ) -> Result<Entry> {
     let shown = section.map_or(name.to_owned(), |section| format!("[{section}] {name}"));
     let common = keys::shared();
-    let open = |key: &&Key| section.is_some() || common.iter().any(|common| common.name() == key.name());
-    let found: Vec<(&LeafCommand, &Key)> =
+    let open = |key: &&ConfigKey| section.is_some() || common.iter().any(|common| common.name() == key.name());
+    let found: Vec<(&LeafCommand, &ConfigKey)> =
         leaves.iter().filter_map(|leaf| Some((*leaf, leaf.key(name).filter(open)?))).collect();
     if found.is_empty() {
         return Err(unknown(leaves, open, name, &shown, value));
@@ -156,7 +157,7 @@ fn parse_entry(
 /// Why there is no such key, with what it is now if it is one of an earlier version.
 fn unknown(
     leaves: &[&LeafCommand],
-    open: impl Fn(&&Key) -> bool,
+    open: impl Fn(&&ConfigKey) -> bool,
     name: &str,
     shown: &str,
     value: &Value,
@@ -165,14 +166,15 @@ fn unknown(
         let old = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         return MovedName(format!("{shown} = {value} is now {} = {:?}", row.new, row.value_of(&old))).into();
     }
-    let mut names: Vec<&str> = leaves.iter().flat_map(|leaf| leaf.keys.iter().filter(&open)).map(Key::name).collect();
+    let mut names: Vec<&str> =
+        leaves.iter().flat_map(|leaf| leaf.keys.iter().filter(&open)).map(ConfigKey::name).collect();
     names.sort_unstable();
     names.dedup();
     anyhow!("{shown} is not a known setting; known are {}", names.join(", "))
 }
 
 /// A value of a file, as it would be typed on a command line.
-fn value_texts(key: &Key, value: &Value) -> Result<Vec<String>> {
+fn value_texts(key: &ConfigKey, value: &Value) -> Result<Vec<String>> {
     let one = |value: &Value| match value {
         Value::String(text) => Ok(text.clone()),
         Value::Integer(number) => Ok(number.to_string()),
@@ -188,8 +190,8 @@ fn value_texts(key: &Key, value: &Value) -> Result<Vec<String>> {
 }
 
 /// Checks a value, that of a flag by parsing it as a command line.
-fn check(leaf: &LeafCommand, key: &Key, values: &[String]) -> Result<()> {
-    if let Key::Setting(row) = key {
+fn check(leaf: &LeafCommand, key: &ConfigKey, values: &[String]) -> Result<()> {
+    if let ConfigKey::Setting(row) = key {
         return values.iter().try_for_each(|value| row.check(value)).map_err(|why| anyhow!(why));
     }
     if key.is_switch() {

@@ -13,7 +13,7 @@ use anyhow::{Result, bail};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 
-use keys::{Key, LeafCommand};
+use keys::{ConfigKey, LeafCommand};
 use layers::Entry;
 
 use crate::cli::engine::given;
@@ -37,13 +37,13 @@ pub fn apply(line: Vec<OsString>, matches: &ArgMatches) -> Result<Vec<OsString>>
 }
 
 /// What the command line itself says.
-fn typed<'l>(leaf: &'l LeafCommand, matches: &ArgMatches) -> Vec<&'l Key> {
+fn typed<'l>(leaf: &'l LeafCommand, matches: &ArgMatches) -> Vec<&'l ConfigKey> {
     let by_option: Vec<&str> = given(matches).map(|given| given.row.name).collect();
     let is_typed =
         |id: &str| matches.try_contains_id(id).is_ok() && matches.value_source(id) == Some(ValueSource::CommandLine);
-    let said = |key: &&Key| match key {
-        Key::Flag(flag) => is_typed(flag.get_id().as_str()),
-        Key::Setting(row) => by_option.contains(&row.name) || is_typed(row.name),
+    let said = |key: &&ConfigKey| match key {
+        ConfigKey::Flag(flag) => is_typed(flag.get_id().as_str()),
+        ConfigKey::Setting(row) => by_option.contains(&row.name) || is_typed(row.name),
     };
     leaf.keys.iter().filter(said).collect()
 }
@@ -68,16 +68,20 @@ fn innermost(matches: &ArgMatches) -> (Vec<String>, &ArgMatches) {
     (path, inner)
 }
 
-/// The effective entry of each key: the one of highest precedence, unless the key was typed or conflicts with one of higher
-/// precedence.
-fn effective<'a>(leaf: &'a LeafCommand, typed: &[&Key], entries: &'a [Entry]) -> Result<Vec<(&'a Key, &'a Entry)>> {
+/// The effective entry of each key: the one of highest precedence, unless the key was typed or conflicts with one of
+/// higher precedence.
+fn effective<'a>(
+    leaf: &'a LeafCommand,
+    typed: &[&ConfigKey],
+    entries: &'a [Entry],
+) -> Result<Vec<(&'a ConfigKey, &'a Entry)>> {
     let mut order: Vec<&Entry> =
         entries.iter().filter(|s| s.section.as_deref().is_none_or(|n| n == leaf.section())).collect();
     order.sort_by_key(|entry| std::cmp::Reverse(entry.rank()));
-    let mut chosen: Vec<(&Key, &Entry)> = Vec::new();
+    let mut chosen: Vec<(&ConfigKey, &Entry)> = Vec::new();
     for entry in order {
         let Some(key) = leaf.key(&entry.key) else { continue };
-        let known = |other: &Key| other.name() == key.name();
+        let known = |other: &ConfigKey| other.name() == key.name();
         if typed.iter().any(|t| known(t) || leaf.excludes(t, key)) || chosen.iter().any(|(c, _)| known(c)) {
             continue;
         }
@@ -104,8 +108,8 @@ fn is_off(entry: &Entry) -> bool {
 }
 
 /// An entry as it is typed; a flag that is off is not typed.
-fn words(key: &Key, entry: &Entry) -> Vec<String> {
-    let leaves_out = is_off(entry) && matches!(key, Key::Flag(_));
+fn words(key: &ConfigKey, entry: &Entry) -> Vec<String> {
+    let leaves_out = is_off(entry) && matches!(key, ConfigKey::Flag(_));
     entry.values.iter().filter(|_| !leaves_out).flat_map(|value| key.typed(value)).collect()
 }
 
@@ -121,7 +125,7 @@ mod tests {
     fn words_of(typed: &[&str], entries: &[Entry]) -> Result<String> {
         let leaves = LeafCommand::all();
         let leaf = leaves.iter().find(|leaf| leaf.path == ["run"]).unwrap();
-        let typed: Vec<&Key> = typed.iter().map(|name| leaf.key(name).unwrap()).collect();
+        let typed: Vec<&ConfigKey> = typed.iter().map(|name| leaf.key(name).unwrap()).collect();
         let chosen = effective(leaf, &typed, entries)?;
         Ok(chosen.iter().flat_map(|(key, entry)| words(key, entry)).collect::<Vec<_>>().join(" "))
     }

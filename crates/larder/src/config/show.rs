@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::keys::{self, Key, LeafCommand};
+use super::keys::{self, ConfigKey, LeafCommand};
 use super::layers::{self, Entry, Origin};
 use crate::cli::machine::{ConfigArgs, ConfigCommand, ConfigShowArgs};
 use crate::{models, print};
@@ -62,12 +62,13 @@ fn rows(leaves: &[LeafCommand], entries: &[Entry]) -> Vec<Row> {
         entries.iter().filter(fits).max_by_key(|s| s.rank())
     };
     let common = shared.iter().map(|key| row(None, key, last(key.name(), None)));
-    let mut own: Vec<(&str, &Key)> = Vec::new();
+    let mut own: Vec<(&str, &ConfigKey)> = Vec::new();
     for (leaf, key) in leaves.iter().flat_map(|leaf| leaf.keys.iter().map(move |key| (leaf, key))) {
         let (name, section) = (key.name(), leaf.section());
-        let has_own_row = match shared.iter().any(|shared| shared.name() == name) {
-            true => entries.iter().any(|s| s.key == name && s.section.as_deref() == Some(section)),
-            false => last(name, Some(section)).is_some(),
+        let has_own_row = if shared.iter().any(|shared| shared.name() == name) {
+            entries.iter().any(|s| s.key == name && s.section.as_deref() == Some(section))
+        } else {
+            last(name, Some(section)).is_some()
         };
         if has_own_row && !own.iter().any(|(other, known)| *other == section && known.name() == name) {
             own.push((section, key));
@@ -77,7 +78,7 @@ fn rows(leaves: &[LeafCommand], entries: &[Entry]) -> Vec<Row> {
     common.chain(own).collect()
 }
 
-fn row(command: Option<&str>, key: &Key, entry: Option<&Entry>) -> Row {
+fn row(command: Option<&str>, key: &ConfigKey, entry: Option<&Entry>) -> Row {
     Row {
         command: command.map(str::to_owned),
         key: key.name().to_owned(),

@@ -46,7 +46,8 @@ fn name(device: &Path, proc: &Path) -> String {
     model.unwrap_or_else(|| format!("NVIDIA GPU {address}"))
 }
 
-/// The link of a card. Its rate is lowered while the card idles, so only the number of lanes tells whether it is a short one.
+/// The link of a card. Its rate is lowered while the card idles, so only the number of lanes tells whether it is a
+/// short one.
 fn link(device: &Path, proc: &Path) -> Option<Finding> {
     let lanes = |name: &str| read_word(device, name)?.parse::<u32>().ok().filter(|lanes| *lanes > 0);
     let (used, most) = (lanes("current_link_width")?, lanes("max_link_width")?);

@@ -56,7 +56,8 @@ fn answer_tokens(context: usize) -> usize {
     (context / 4).min(8192)
 }
 
-/// A key of its own would go before the token, and make it ask which to use. Without a window it takes any model's as 200,000 tokens.
+/// A key of its own would go before the token, and make it ask which to use. Without a window it takes any model's as
+/// 200,000 tokens.
 fn claude(endpoint: &LocalEndpoint) -> Setup {
     let models = [
         "ANTHROPIC_MODEL",

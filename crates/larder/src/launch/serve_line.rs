@@ -95,8 +95,8 @@ impl ServeLine {
         Ok(all.into_iter().map(|(name, _)| name).collect())
     }
 
-    /// Plans the memory of the model, which is downloaded if it is not here: where no context is asked for, the server gets at
-    /// least `context` tokens.
+    /// Plans the memory of the model, which is downloaded if it is not here: where no context is asked for, the server
+    /// gets at least `context` tokens.
     pub fn plan(&mut self, context: usize) -> Result<()> {
         let all = models_of(&self.args.model)?;
         let [(_, path)] = &all[..] else { return Ok(()) };

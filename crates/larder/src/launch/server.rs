@@ -25,8 +25,8 @@ const LOG_BYTES: u64 = 1 << 20;
 /// The most bytes of a list of models.
 const LIST_BYTES: u64 = 1 << 20;
 
-/// The model of the server that runs at the line's address, if one does. Refuses another program there, and a server without the
-/// model that the line names.
+/// The model of the server that runs at the line's address, if one does. Refuses another program there, and a server
+/// without the model that the line names.
 pub fn running(line: &ServeLine) -> Result<Option<RunningModel>> {
     let address = line.address();
     let list = match ask(line, ANSWER) {

@@ -1,4 +1,5 @@
-//! Opens models for the commands, with notices on standard error and bars for progress; the folder of downloaded models.
+//! Opens models for the commands, with notices on standard error and bars for progress; the folder of downloaded
+//! models.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -34,8 +35,8 @@ pub fn set_demo(folder: PathBuf) {
     DEMO_FOLDER.get_or_init(|| folder);
 }
 
-/// The demo model: in the current folder or a parent of it, in a parent of the program's folder or installed there, or brought
-/// along by the program.
+/// The demo model: in the current folder or a parent of it, in a parent of the program's folder or installed there, or
+/// brought along by the program.
 pub fn default_model() -> PathBuf {
     let (current, program) = (std::env::current_dir().ok(), std::env::current_exe().ok());
     let found = current.and_then(|folder| demo_above(&folder, &[DEMO]));

@@ -21,15 +21,15 @@ impl Cache {
         self.ledger.capacity()
     }
 
-    /// For each piece of memory of the [`SlotSupply`](crate::SlotSupply), whether it is of a slot that is in use, free or not;
-    /// pass-through slots are.
+    /// For each piece of memory of the [`SlotSupply`](crate::SlotSupply), whether it is of a slot that is in use, free
+    /// or not; pass-through slots are.
     pub fn memory_in_use(&self) -> Vec<bool> {
         self.filler.memory_beside(self.ledger.unused_slots())
     }
 
-    /// Changes the number of slots of each pool that are in use, at least 1 and at most those of the shape. If fewer are
-    /// left than experts, the policies name those that are evicted; the next visit reports them. Waits for the reads in
-    /// flight. The caller guarantees that no visit is open.
+    /// Changes the number of slots of each pool that are in use, at least 1 and at most those of the shape. If fewer
+    /// are left than experts, the policies name those that are evicted; the next visit reports them. Waits for the
+    /// reads in flight. The caller guarantees that no visit is open.
     pub fn set_capacity(&mut self, slots: usize) {
         self.end_reads_in_flight();
         self.filler.give_back_kept();
@@ -46,8 +46,8 @@ impl Cache {
         self.filler.kept_bytes()
     }
 
-    /// Locks the memory of slots in use from now on. Those that are in use already have been locked by the caller, with all
-    /// other memory of the process.
+    /// Locks the memory of slots in use from now on. Those that are in use already have been locked by the caller, with
+    /// all other memory of the process.
     pub fn lock_slots(&mut self) {
         self.filler.lock_slots(self.ledger.unused_slots());
     }

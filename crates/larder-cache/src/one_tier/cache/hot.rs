@@ -1,5 +1,5 @@
-//! Hot experts, those that earlier runs used most: read into free slots before the first prompt, while nothing else is to be
-//! done. Nothing is evicted for them, and what they displace later is decided by the policies.
+//! Hot experts, those that earlier runs used most: read into free slots before the first prompt, while nothing else is
+//! to be done. Nothing is evicted for them, and what they displace later is decided by the policies.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use larder_core::ExpertKey;
 
 use super::Cache;
 
-/// Reads in flight while hot experts are read: enough for the rate of an SSD, and few, because the first reads of a prompt wait
-/// behind them.
+/// Reads in flight while hot experts are read: enough for the rate of an SSD, and few, because the first reads of a
+/// prompt wait behind them.
 const READS_IN_FLIGHT: usize = 4;
 
 /// The hot experts until the first visit.
@@ -22,8 +22,9 @@ pub(super) struct HotReads {
 }
 
 impl Cache {
-    /// Replaces the experts that [`read_hot`](Self::read_hot) reads, hottest first. The first visit drops those whose reads have
-    /// not begun. The caller guarantees that they are experts of the cache's shape, and that no visit came before.
+    /// Replaces the experts that [`read_hot`](Self::read_hot) reads, hottest first. The first visit drops those whose
+    /// reads have not begun. The caller guarantees that they are experts of the cache's shape, and that no visit came
+    /// before.
     pub fn set_hot(&mut self, experts: impl IntoIterator<Item = ExpertKey>) {
         self.hot.waiting = experts.into_iter().collect();
     }
@@ -33,8 +34,8 @@ impl Cache {
         !self.hot.waiting.is_empty()
     }
 
-    /// Goes on reading hot experts into free slots, and waits for one read at most. False if nothing is left to do. A read that
-    /// fails leaves its expert absent, which is read again when it is wanted.
+    /// Goes on reading hot experts into free slots, and waits for one read at most. False if nothing is left to do. A
+    /// read that fails leaves its expert absent, which is read again when it is wanted.
     pub fn read_hot(&mut self) -> bool {
         while self.filler.reads_in_flight() < READS_IN_FLIGHT
             && let Some(expert) = self.hot.waiting.pop_front()

@@ -1,11 +1,12 @@
-//! The visit of one layer: its reads begin, what is resident is computed, then other work of the layer, then what arrives.
+//! The visit of one layer: its reads begin, what is resident is computed, then other work of the layer, then what
+//! arrives.
 //!
-//! Reads never wait for the computation of other experts, except that a slot is read into after its hit has been computed.
-//! A miss that does not stay is read into a pass-through slot, which the next one gets when it has been computed. So any
-//! number of experts is read once, through few slots and without a pause.
+//! Reads never wait for the computation of other experts, except that a slot is read into after its hit has been
+//! computed. A miss that does not stay is read into a pass-through slot, which the next one gets when it has been
+//! computed. So any number of experts is read once, through few slots and without a pause.
 //!
-//! A visit of few rows reads gate and up of all misses before the rest of any, and computes with them while the rest is read. So
-//! little is left to compute when the last byte arrives and the SSD idles.
+//! A visit of few rows reads gate and up of all misses before the rest of any, and computes with them while the rest is
+//! read. So little is left to compute when the last byte arrives and the SSD idles.
 
 use std::collections::VecDeque;
 
@@ -68,7 +69,8 @@ impl<'a> LayerVisit<'a> {
         }
     }
 
-    /// Computes every expert once, and calls `meanwhile` before the first wait. After an error no wanted expert is in flight.
+    /// Computes every expert once, and calls `meanwhile` before the first wait. After an error no wanted expert is in
+    /// flight.
     pub fn serve(mut self, compute: ComputeFn, meanwhile: &dyn Fn()) -> Result<(), CacheError> {
         self.begin_reads();
         self.compute_hits(compute);
@@ -270,10 +272,7 @@ impl<'a> LayerVisit<'a> {
 
 /// Queues the read of a miss.
 fn read(cache: &mut Cache, key: ExpertKey, at: SlotIndex, in_halves: bool) {
-    match in_halves {
-        true => cache.filler.read_in_halves(key, at),
-        false => cache.filler.read(key, at),
-    }
+    if in_halves { cache.filler.read_in_halves(key, at) } else { cache.filler.read(key, at) }
 }
 
 fn is_of_hit(assignment: &SlotAssignment, at: SlotIndex) -> bool {

@@ -41,7 +41,8 @@ pub struct CacheError {
     pub cause: StoreError,
 }
 
-/// Computes a stage of experts of one layout, each given with its bytes; for [`ComputeStage::Inputs`], with the first of them.
+/// Computes a stage of experts of one layout, each given with its bytes; for [`ComputeStage::Inputs`], with the first
+/// of them.
 pub type ComputeFn<'a> = &'a mut dyn FnMut(&ExpertLayout, ComputeStage, &[(ExpertId, &[u8])]);
 
 /// Slots, the ledger over them, and the reader that fills them.
@@ -59,7 +60,8 @@ pub struct Cache {
     completed: Vec<CompletedRead>,
     /// Empty between visits.
     fronts: Vec<SlotIndex>,
-    /// Experts of the next layer, and smaller copies of those of this one, to read ahead of their visit, likeliest first.
+    /// Experts of the next layer, and smaller copies of those of this one, to read ahead of their visit, likeliest
+    /// first.
     ahead: VecDeque<(ExpertKey, AheadKind)>,
     hot: HotReads,
     resized: Resized,
@@ -75,8 +77,8 @@ pub struct Cache {
 /// How sure it is that experts that are read ahead of a visit are wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum AheadKind {
-    /// Many tokens of a prompt will probably choose them, or they are smaller copies: they are read behind all reads of the visit
-    /// before.
+    /// Many tokens of a prompt will probably choose them, or they are smaller copies: they are read behind all reads of
+    /// the visit before.
     Likely,
     /// They will be used: they are read at once.
     Certain,
@@ -84,18 +86,19 @@ enum AheadKind {
     Predicted,
 }
 
-/// The most pass-through slots: experts of a few megabytes each, whose reads keep an SSD busy while a layer's attention is
-/// computed.
+/// The most pass-through slots: experts of a few megabytes each, whose reads keep an SSD busy while a layer's attention
+/// is computed.
 const PASS_THROUGH_SLOTS_MAX: usize = 16;
 /// Of how many slots one more is a pass-through slot.
 const SLOTS_PER_PASS_THROUGH_SLOT: usize = 16;
 
-/// Pass-through slots that a cache of this shape has beside its own slots: none if every expert has a slot, else at least
-/// one.
+/// Pass-through slots that a cache of this shape has beside its own slots: none if every expert has a slot, else at
+/// least one.
 pub fn pass_through_slots(shape: &CacheShape) -> usize {
-    match shape.slots >= shape.keys_per_pool() {
-        true => 0,
-        false => (shape.total_slots() / SLOTS_PER_PASS_THROUGH_SLOT).clamp(1, PASS_THROUGH_SLOTS_MAX),
+    if shape.slots >= shape.keys_per_pool() {
+        0
+    } else {
+        (shape.total_slots() / SLOTS_PER_PASS_THROUGH_SLOT).clamp(1, PASS_THROUGH_SLOTS_MAX)
     }
 }
 
@@ -107,8 +110,8 @@ pub fn slot_count(geometry: &Geometry, slots: usize, scope: CacheScope) -> usize
 impl Cache {
     /// A cache of this shape, with one of `policies` for each pool. The memory of `supply` holds
     /// [`total_slots`](CacheShape::total_slots) slots, each large enough for every expert that may be in it: pool by
-    /// pool, then the scratch slots; and behind them pass-through slots, each large enough for every expert. At least one
-    /// of these is needed if a layer may want more experts than fit into its pool.
+    /// pool, then the scratch slots; and behind them pass-through slots, each large enough for every expert. At least
+    /// one of these is needed if a layer may want more experts than fit into its pool.
     pub fn new(geometry: &Geometry, shape: &CacheShape, policies: Vec<Box<dyn Eviction>>, supply: SlotSupply) -> Self {
         let (own, slots) = (shape.total_slots(), supply.memory.len());
         assert!(slots >= own, "one memory slot for each slot of the shape");
@@ -161,10 +164,10 @@ impl Cache {
         self.ledger.free_slots(self.row(layer))
     }
 
-    /// Hands each of `wanted` (distinct, in order of last use) to `compute` once, whole or in both stages: the resident ones
-    /// first, the others as they arrive. Each is read at most once, however few slots there are.
-    /// `logits` are the router logits if the layer chose for one token, else empty. `meanwhile` is called when all that is
-    /// there has been computed and reads are under way, once at most.
+    /// Hands each of `wanted` (distinct, in order of last use) to `compute` once, whole or in both stages: the resident
+    /// ones first, the others as they arrive. Each is read at most once, however few slots there are. `logits` are the
+    /// router logits if the layer chose for one token, else empty. `meanwhile` is called when all that is there has
+    /// been computed and reads are under way, once at most.
     ///
     /// On an error the cache stays usable: no wanted expert is in flight and no slot is lost.
     pub fn visit(
@@ -195,8 +198,9 @@ impl Cache {
         outcome
     }
 
-    /// Smaller copies of some experts of `layer`, which [`visit_small`](Self::visit_small) will use, are read as soon as the reads of the
-    /// visit before have begun. The caller guarantees that the cache [has](Self::has_small) such copies.
+    /// Smaller copies of some experts of `layer`, which [`visit_small`](Self::visit_small) will use, are read as soon
+    /// as the reads of the visit before have begun. The caller guarantees that the cache [has](Self::has_small) such
+    /// copies.
     pub fn read_small(&mut self, layer: LayerIdx, experts: impl IntoIterator<Item = ExpertId>) {
         let row = self.filler.small_row(layer).expect("the store has smaller copies");
         for expert in experts {
@@ -214,8 +218,8 @@ impl Cache {
         self.filler.has_small() && self.has_pass_through()
     }
 
-    /// Hands the smaller copy of each of `wanted` to `compute`, as [`visit`](Self::visit) does with experts. They pass through: none
-    /// becomes resident. The caller guarantees that the cache [has](Self::has_small) such copies.
+    /// Hands the smaller copy of each of `wanted` to `compute`, as [`visit`](Self::visit) does with experts. They pass
+    /// through: none becomes resident. The caller guarantees that the cache [has](Self::has_small) such copies.
     pub fn visit_small(
         &mut self,
         layer: LayerIdx,
@@ -237,13 +241,14 @@ impl Cache {
         outcome
     }
 
-    /// Whether experts can be used that are not resident and do not become so; see [`visit_beside`](Self::visit_beside).
+    /// Whether experts can be used that are not resident and do not become so; see
+    /// [`visit_beside`](Self::visit_beside).
     pub fn has_pass_through(&self) -> bool {
         self.pass_through.len() > 0
     }
 
-    /// As [`visit`](Self::visit), but nothing is left behind: experts that are not resident pass through, the policies learn nothing of
-    /// it, and the bytes that are read for it are counted apart.
+    /// As [`visit`](Self::visit), but nothing is left behind: experts that are not resident pass through, the policies
+    /// learn nothing of it, and the bytes that are read for it are counted apart.
     ///
     /// The caller guarantees a [pass-through slot](Self::has_pass_through).
     pub fn visit_beside(
@@ -269,15 +274,17 @@ impl Cache {
         outcome
     }
 
-    /// The experts, of all that `layer` will probably want, that are read ahead of its visit, likeliest first. They wait in
-    /// pass-through slots, so nothing is evicted for them. Their reads begin when those of the layer before have.
+    /// The experts, of all that `layer` will probably want, that are read ahead of its visit, likeliest first. They
+    /// wait in pass-through slots, so nothing is evicted for them. Their reads begin when those of the layer before
+    /// have.
     pub fn read_ahead(&mut self, layer: LayerIdx, experts: impl IntoIterator<Item = ExpertId>) {
         self.set_ahead(layer, experts, AheadKind::Likely);
     }
 
-    /// The best `limit` of these experts, which one token of `layer` may choose, are read ahead as in [`read_ahead`](Self::read_ahead), but
-    /// only while no demand read is in flight. Other than a [`hint`](ExpertCache::hint), this changes neither what is resident nor
-    /// what is evicted, so a routing strategy that looks at residency chooses as without.
+    /// The best `limit` of these experts, which one token of `layer` may choose, are read ahead as in
+    /// [`read_ahead`](Self::read_ahead), but only while no demand read is in flight. Other than a
+    /// [`hint`](ExpertCache::hint), this changes neither what is resident nor what is evicted, so a routing strategy
+    /// that looks at residency chooses as without.
     pub fn read_predicted(&mut self, layer: LayerIdx, experts: &[ExpertId], limit: usize) {
         let row = self.row(layer);
         let absent = experts.iter().copied().filter(|expert| self.ledger.is_absent(row.key(*expert)));
@@ -291,8 +298,8 @@ impl Cache {
         self.ahead.extend(experts.into_iter().map(|e| (row.key(e), kind)));
     }
 
-    /// Begins to read experts that `layer` will want, as far as they find a pass-through slot, for a caller that knows that
-    /// nothing else is to be read first.
+    /// Begins to read experts that `layer` will want, as far as they find a pass-through slot, for a caller that knows
+    /// that nothing else is to be read first.
     pub fn read_certain(&mut self, layer: LayerIdx, experts: impl IntoIterator<Item = ExpertId>) {
         self.set_ahead(layer, experts, AheadKind::Certain);
         self.begin_reads_ahead();
@@ -331,9 +338,10 @@ impl Cache {
         if self.pass_through.owns(read.at) {
             return self.pass_through.end_read(read.at, succeeded);
         }
-        match succeeded {
-            true => self.ledger.arrived(read.expert),
-            false => self.ledger.failed(read.expert),
+        if succeeded {
+            self.ledger.arrived(read.expert)
+        } else {
+            self.ledger.failed(read.expert)
         }
         true
     }

@@ -1,5 +1,5 @@
-//! Slots that belong to no layer: experts that do not stay pass through them, and experts of the next layer are read into
-//! them ahead of its visit.
+//! Slots that belong to no layer: experts that do not stay pass through them, and experts of the next layer are read
+//! into them ahead of its visit.
 
 use larder_core::ExpertKey;
 

@@ -95,10 +95,7 @@ proptest! {
                 _ => (i as u16 % LAYERS as u16, i as u16),
             };
             let expected: Vec<_> = (0..prefetches).map(|g| ExpertId((first + g) % EXPERTS as u16)).collect();
-            match ahead {
-                true => cache.read_ahead(LayerIdx(next), expected),
-                false => cache.hint(LayerIdx(next), &expected, usize::from(prefetches)),
-            }
+            if ahead { cache.read_ahead(LayerIdx(next), expected) } else { cache.hint(LayerIdx(next), &expected, usize::from(prefetches)) }
             if at_once {
                 cache.begin_reads_ahead();
             }
@@ -307,10 +304,7 @@ proptest! {
             }
             let expected: Vec<_> = (0..prefetches).map(|g| ExpertId((i as u16 + g) % EXPERTS as u16)).collect();
             let next = LayerIdx((i as u16 + 1) % LAYERS as u16);
-            match ahead {
-                true => cache.read_ahead(next, expected),
-                false => cache.hint(next, &expected, usize::from(prefetches)),
-            }
+            if ahead { cache.read_ahead(next, expected) } else { cache.hint(next, &expected, usize::from(prefetches)) }
             visit(&mut cache, *layer, wanted).unwrap();
             let all: usize = (0..LAYERS).map(|row| residents(&cache, row).len()).sum();
             prop_assert!(all <= cache.capacity() * shape.pools());

@@ -8,8 +8,8 @@ pub type SlotIndex = usize;
 /// The wanted experts of a visit, by what the ledger has assigned to them.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct SlotAssignment {
-    /// Resident experts and their slots, in the order wanted. A slot may be that of a miss as well, which is read into it
-    /// once the hit has been used.
+    /// Resident experts and their slots, in the order wanted. A slot may be that of a miss as well, which is read into
+    /// it once the hit has been used.
     pub hits: Vec<(usize, SlotIndex)>,
     /// Experts that are being prefetched, in the order wanted.
     pub in_flight: Vec<(usize, SlotIndex)>,

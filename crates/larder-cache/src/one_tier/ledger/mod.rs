@@ -88,8 +88,9 @@ impl Ledger {
         self.capacity
     }
 
-    /// Changes the number of slots of each pool that are in use, at least 1 and at most those of the shape, and writes what
-    /// follows from it to `change`. If fewer slots are left than experts, the policies name those that are evicted.
+    /// Changes the number of slots of each pool that are in use, at least 1 and at most those of the shape, and writes
+    /// what follows from it to `change`. If fewer slots are left than experts, the policies name those that are
+    /// evicted.
     ///
     /// The caller guarantees that no visit is open and no read in flight.
     pub fn set_capacity(&mut self, slots: usize, change: &mut CapacityChange) {
@@ -183,12 +184,13 @@ impl Ledger {
         self.close(row, assignment);
     }
 
-    /// Opens a visit: pins all of `wanted` (distinct, in order of last use), assigns slots to the absent ones, and writes
-    /// this to `assignment`. The policy is told in this order.
+    /// Opens a visit: pins all of `wanted` (distinct, in order of last use), assigns slots to the absent ones, and
+    /// writes this to `assignment`. The policy is told in this order.
     ///
     /// A miss gets a free slot, else a scratch slot, else that of a victim. If all other experts of the pool are wanted
-    /// too, the policy names the victim among those of `wanted` that came before the miss, and the miss itself: one that
-    /// has a slot gives it up after it has been used, one that would have been read passes through a slot of the caller's.
+    /// too, the policy names the victim among those of `wanted` that came before the miss, and the miss itself: one
+    /// that has a slot gives it up after it has been used, one that would have been read passes through a slot of the
+    /// caller's.
     ///
     /// The caller guarantees that no visit is open, reports each miss that has a slot and each expert in flight by
     /// [`arrived`](Self::arrived) or [`failed`](Self::failed), and then closes the visit. It uses a hit before it reads
@@ -217,9 +219,9 @@ impl Ledger {
         }
     }
 
-    /// Where these experts are, written to `assignment` as by a visit in which absent experts get no slot. Policies and counts do not
-    /// know of it. The caller guarantees that no visit is open, that none is opened before the experts have been used, and reports
-    /// each expert in flight.
+    /// Where these experts are, written to `assignment` as by a visit in which absent experts get no slot. Policies and
+    /// counts do not know of it. The caller guarantees that no visit is open, that none is opened before the experts
+    /// have been used, and reports each expert in flight.
     pub fn look_up(&self, row: MoeRow, wanted: &[usize], assignment: &mut SlotAssignment) {
         assignment.clear();
         for &expert in wanted {
@@ -231,8 +233,8 @@ impl Ledger {
         }
     }
 
-    /// A slot to prefetch an absent expert into, if there is one and the open visit does not want the expert, which reads it
-    /// itself. The caller reports the read like a miss.
+    /// A slot to prefetch an absent expert into, if there is one and the open visit does not want the expert, which
+    /// reads it itself. The caller reports the read like a miss.
     pub fn prefetch(&mut self, expert: ExpertKey) -> Option<SlotIndex> {
         if !self.is_absent(expert) || self.entries[self.index(expert)].pinned {
             return None;
@@ -245,8 +247,8 @@ impl Ledger {
         Some(slot as usize)
     }
 
-    /// Ranks these experts, as far as they have slots, as if they had come in this order. The caller guarantees that no visit is
-    /// open.
+    /// Ranks these experts, as far as they have slots, as if they had come in this order. The caller guarantees that no
+    /// visit is open.
     pub fn readmit(&mut self, experts: impl Iterator<Item = ExpertKey>) {
         for expert in experts {
             if !self.is_absent(expert) {

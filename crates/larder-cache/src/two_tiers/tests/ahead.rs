@@ -1,4 +1,5 @@
-//! Tests of copies that are begun before anybody wants the expert: of predicted experts, and of all that a device has room for.
+//! Tests of copies that are begun before anybody wants the expert: of predicted experts, and of all that a device has
+//! room for.
 
 use std::sync::Arc;
 

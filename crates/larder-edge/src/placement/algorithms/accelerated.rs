@@ -1,6 +1,6 @@
-//! The knapsack by size of experts: Algorithm 3 of the paper. Of experts of one size the most valuable ones are taken, so
-//! the sums of their values are a concave sequence. A concave sequence is combined with any other by comparing few of
-//! their pairs.
+//! The knapsack by size of experts: Algorithm 3 of the paper. Of experts of one size the most valuable ones are taken,
+//! so the sums of their values are a concave sequence. A concave sequence is combined with any other by comparing few
+//! of their pairs.
 
 use std::collections::BTreeMap;
 

@@ -100,12 +100,11 @@ impl Greedy<'_> {
             return;
         }
         self.free_bytes[server] -= bytes;
-        match alone {
-            true => {
-                self.placement.put(server, expert);
-                self.changes[expert] += 1;
-            }
-            false => self.place_and_update(server, expert),
+        if alone {
+            self.placement.put(server, expert);
+            self.changes[expert] += 1;
+        } else {
+            self.place_and_update(server, expert)
         }
     }
 

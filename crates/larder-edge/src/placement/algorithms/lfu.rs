@@ -27,8 +27,5 @@ fn frequencies(problem: &Problem, server: usize) -> Vec<f64> {
         counts
     };
     let own = count(true);
-    match own.iter().any(|counts| *counts > 0.0) {
-        true => own,
-        false => count(false),
-    }
+    if own.iter().any(|counts| *counts > 0.0) { own } else { count(false) }
 }

@@ -12,7 +12,8 @@ pub(super) struct Item {
     pub value: f64,
 }
 
-/// Chooses the items that fit into a number of bytes and have the greatest total value; returns their indices, ascending.
+/// Chooses the items that fit into a number of bytes and have the greatest total value; returns their indices,
+/// ascending.
 pub(super) type KnapsackSolver = dyn Fn(&[Item], u64) -> Vec<usize>;
 
 /// Fills the servers in their order, each given the experts of those before it.

@@ -214,7 +214,8 @@ fn mixed_problem(seed: u64) -> Problem {
     random_problem(seed, &[(ks[0], 1), (ks[1], large)], 1 + rng.below(2), large + rng.below(3) as u64)
 }
 
-/// Prints the smallest share of the optimum of each form; `cargo test -p larder-placement mixed -- --nocapture` shows it.
+/// Prints the smallest share of the optimum of each form; `cargo test -p larder-placement mixed -- --nocapture` shows
+/// it.
 #[test]
 fn on_mixed_sizes_the_better_greedy_is_far_above_either_form() {
     let names = ["greedy", "greedy-gain", BEST_GREEDY];

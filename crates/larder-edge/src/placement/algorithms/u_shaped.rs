@@ -37,10 +37,7 @@ fn model_shares(problem: &Problem, server: usize) -> Vec<f64> {
         shares
     };
     let own = count(true);
-    match own.iter().any(|share| *share > 0.0) {
-        true => own,
-        false => count(false),
-    }
+    if own.iter().any(|share| *share > 0.0) { own } else { count(false) }
 }
 
 /// The part of a placement that is usable if a token goes to the servers for all layers or for none: the models that

@@ -52,8 +52,8 @@ pub struct DiscoveryTask {
 }
 
 impl DiscoveryTask {
-    /// Starts the thread that looks the name up. It is a thread of its own, as a lookup may block for long, and ends with the
-    /// task.
+    /// Starts the thread that looks the name up. It is a thread of its own, as a lookup may block for long, and ends
+    /// with the task.
     pub fn new(
         discovery: &WorkerDiscovery,
         settings: Arc<ConnectionSettings>,
@@ -85,8 +85,8 @@ impl DiscoveryTask {
         Ok(DiscoveryTask { roster, settings, discovery, name, lookups })
     }
 
-    /// Looks the name up, again at intervals, and soon after a worker is lost. The handshakes with the workers of the first
-    /// answer hold clones of `tried`.
+    /// Looks the name up, again at intervals, and soon after a worker is lost. The handshakes with the workers of the
+    /// first answer hold clones of `tried`.
     pub async fn run(self, tried: UnboundedSender<()>) {
         let mut tried = Some(tried);
         let mut pause = LOOKUP_PAUSE.0;

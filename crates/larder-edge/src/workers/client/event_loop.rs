@@ -1,5 +1,5 @@
-//! The event loop of the worker connections. The thread that waits for replies runs it, so that no other thread has to be
-//! woken for each reply.
+//! The event loop of the worker connections. The thread that waits for replies runs it, so that no other thread has to
+//! be woken for each reply.
 
 use std::future::Future;
 use std::io;

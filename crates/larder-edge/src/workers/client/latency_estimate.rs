@@ -9,7 +9,8 @@ const STALE_AFTER: Duration = Duration::from_secs(10);
 /// unless repeating the measurement at that interval would take more than this share of the time.
 const REMEASURE_SHARE: f64 = 0.01;
 
-/// Seconds per request, measured separately for one token and for several: the time grows less than the number of tokens.
+/// Seconds per request, measured separately for one token and for several: the time grows less than the number of
+/// tokens.
 #[derive(Clone, Debug, Default)]
 pub struct LatencyEstimate {
     one: Option<Measurement>,

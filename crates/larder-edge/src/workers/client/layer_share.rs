@@ -95,8 +95,8 @@ impl LayerShare {
         (share, request)
     }
 
-    /// Checks that a reply is valid for request `id` and decodes its rows. The error continues a sentence that begins with
-    /// the worker's name.
+    /// Checks that a reply is valid for request `id` and decodes its rows. The error continues a sentence that begins
+    /// with the worker's name.
     pub fn check_reply(&self, reply: &ComputeReply, id: u64, handshake: &Handshake) -> Result<Vec<f32>, String> {
         let wrong = |what: String| Err(format!("sent an invalid reply: {what}"));
         if reply.version != PROTOCOL_VERSION {

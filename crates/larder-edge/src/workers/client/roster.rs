@@ -46,8 +46,8 @@ impl Roster {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Removes discovered workers that cannot be used and whose address is not in `found`. Those that still reply stay, as an
-    /// answer of the name service may be incomplete.
+    /// Removes discovered workers that cannot be used and whose address is not in `found`. Those that still reply stay,
+    /// as an answer of the name service may be incomplete.
     pub fn remove_lost(&self, found: &BTreeSet<SocketAddr>) {
         let is_kept = |connection: &WorkerConnection| {
             connection.found_at().is_none_or(|at| found.contains(&at) || connection.state().held.is_some())

@@ -170,8 +170,8 @@ impl WorkerConnection {
         }
     }
 
-    /// Repeats the handshake until it succeeds, and again after each failure and when the worker drains, which is also told
-    /// to `lost`. Drops `tried` after the first attempt.
+    /// Repeats the handshake until it succeeds, and again after each failure and when the worker drains, which is also
+    /// told to `lost`. Drops `tried` after the first attempt.
     pub async fn monitor(
         self: Arc<Self>,
         handshake: Arc<Handshake>,

@@ -96,8 +96,8 @@ struct PendingRequest {
 }
 
 impl WorkerPool {
-    /// Connects to all workers and waits for their handshakes, for a limited time. A worker that cannot be used is not an
-    /// error; an invalid address is.
+    /// Connects to all workers and waits for their handshakes, for a limited time. A worker that cannot be used is not
+    /// an error; an invalid address is.
     pub fn connect(addresses: &WorkerAddresses, handshake: Handshake, options: ClientOptions) -> Result<Self, String> {
         WorkerPool::connect_with(addresses, handshake, options, SystemResolver)
     }
@@ -194,9 +194,9 @@ impl WorkerPool {
         EdgeReport { workers, discovery: self.roster.discovery_trouble(), ..self.report.clone() }
     }
 
-    /// For each of `wanted`, the workers that hold it, each with its estimated seconds, in order of preference. A worker
-    /// that was not measured lately counts as 0 seconds, so that it is asked and measured; one that is about to end is the
-    /// last choice.
+    /// For each of `wanted`, the workers that hold it, each with its estimated seconds, in order of preference. A
+    /// worker that was not measured lately counts as 0 seconds, so that it is asked and measured; one that is about to
+    /// end is the last choice.
     pub fn offers(&self, call: &MoeCall, wanted: &[WantedExpert], exchange: &LayerExchange) -> Vec<Vec<(usize, f64)>> {
         let now = Instant::now();
         let mut usable: Vec<Offer> = Vec::new();

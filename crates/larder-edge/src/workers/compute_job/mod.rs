@@ -96,9 +96,10 @@ fn check_subject(request: &ComputeRequest, handshake: &Handshake) -> Result<(), 
         let what = format!("is for experts {}, but this worker has {}", printable(model), printable(&handshake.model));
         return Err(InvalidRequest::WrongModel(format!("the request {what}")));
     }
-    match u16::try_from(layer).is_ok_and(|layer| handshake.has_experts(LayerIdx(layer))) {
-        true => Ok(()),
-        false => Err(malformed(format!("is for layer {layer}, which has no experts"))),
+    if u16::try_from(layer).is_ok_and(|layer| handshake.has_experts(LayerIdx(layer))) {
+        Ok(())
+    } else {
+        Err(malformed(format!("is for layer {layer}, which has no experts")))
     }
 }
 

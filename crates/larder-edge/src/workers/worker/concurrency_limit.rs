@@ -1,5 +1,5 @@
-//! A limit of concurrent requests. Further requests are refused at once, before their body is read. A stream counts until its
-//! answer begins.
+//! A limit of concurrent requests. Further requests are refused at once, before their body is read. A stream counts
+//! until its answer begins.
 
 use std::future::Future;
 use std::pin::Pin;

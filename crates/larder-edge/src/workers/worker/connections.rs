@@ -21,7 +21,8 @@ const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a failed accept, for example because no file descriptors are left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// When a connection was last used for a request. Shared with the services, which find it in the extensions of a request.
+/// When a connection was last used for a request. Shared with the services, which find it in the extensions of a
+/// request.
 #[derive(Clone, Debug)]
 pub struct ConnectionUse(Arc<Mutex<Requests>>);
 
@@ -107,8 +108,8 @@ impl IncomingConnection {
     }
 }
 
-/// Accepts connections, `most` at a time; others wait in the listen queue of the system. One that is not used for a request
-/// for `unused_timeout` is closed.
+/// Accepts connections, `most` at a time; others wait in the listen queue of the system. One that is not used for a
+/// request for `unused_timeout` is closed.
 pub fn accept_connections(
     listener: TcpListener,
     most: usize,

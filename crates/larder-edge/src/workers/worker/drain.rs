@@ -51,8 +51,8 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Announces the end to the clients of the service `S`, and replies to those that have no other worker until no more
-    /// requests arrive.
+    /// Announces the end to the clients of the service `S`, and replies to those that have no other worker until no
+    /// more requests arrive.
     pub async fn last_requests<S: NamedService>(mut self) {
         self.announcement.draining.store(true, Ordering::Relaxed);
         for service in ["", S::NAME] {

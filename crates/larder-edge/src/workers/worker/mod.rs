@@ -62,8 +62,8 @@ pub struct WorkerOptions {
     pub tls: Option<TlsCredentials>,
 }
 
-/// Serves the experts `held` of `host` on `listener` until `end`, then tells its clients to go elsewhere and completes the
-/// requests in progress. Returns the number of requests that had to be cut off because they took longer than
+/// Serves the experts `held` of `host` on `listener` until `end`, then tells its clients to go elsewhere and completes
+/// the requests in progress. Returns the number of requests that had to be cut off because they took longer than
 /// [`WorkerOptions::drain`].
 pub fn serve(
     listener: TcpListener,

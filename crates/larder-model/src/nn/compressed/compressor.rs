@@ -1,5 +1,5 @@
-//! Compressed entries: a row for each block of tokens, the mean of what they have for each channel, weighted by a softmax over the
-//! block.
+//! Compressed entries: a row for each block of tokens, the mean of what they have for each channel, weighted by a
+//! softmax over the block.
 
 use larder_kernels::exp;
 
@@ -24,7 +24,8 @@ pub struct CompressorShape {
     pub overlap: bool,
 }
 
-/// Makes the compressed entries of a sequence. It keeps what tokens yield until their block is complete, and the entries.
+/// Makes the compressed entries of a sequence. It keeps what tokens yield until their block is complete, and the
+/// entries.
 pub struct Compressor {
     pub(super) shape: CompressorShape,
     /// `[channels, hidden]` each: values, and the logits of their weights.
@@ -100,8 +101,8 @@ impl Compressor {
         4 * self.shape.channels() + 2 * self.shape.width + normed
     }
 
-    /// Appends values and logits of the tokens of a step to those that are kept, and the entries of the blocks that are then complete; `first`
-    /// is the number of the first of its two kinds of further rows.
+    /// Appends values and logits of the tokens of a step to those that are kept, and the entries of the blocks that are
+    /// then complete; `first` is the number of the first of its two kinds of further rows.
     pub(in crate::nn) fn append(
         &self,
         [values, logits]: [Rows; 2],

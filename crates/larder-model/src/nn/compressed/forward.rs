@@ -122,7 +122,8 @@ impl CompressedAttention {
     }
 }
 
-/// The pages of two views one after the other, and where positions of the second are in that. The first has all of its pages.
+/// The pages of two views one after the other, and where positions of the second are in that. The first has all of its
+/// pages.
 fn joined(first: KvView, second: KvView) -> (KvView, impl Fn(&Range<usize>) -> Range<usize>) {
     let (before, given_back) = (first.pages.len(), second.first_page);
     let moved = move |at: usize| at + before * KV_PAGE_TOKENS - given_back * KV_PAGE_TOKENS;

@@ -1,5 +1,5 @@
-//! Compressed attention of DeepSeek-V4: one head of keys, which are values too, in a window, and beside it compressed entries of all
-//! tokens, all of them or those that an indexer chooses.
+//! Compressed attention of DeepSeek-V4: one head of keys, which are values too, in a window, and beside it compressed
+//! entries of all tokens, all of them or those that an indexer chooses.
 
 use larder_core::{KV_PAGE_TOKENS, Rng};
 

@@ -1,4 +1,5 @@
-//! Kimi Delta Attention (KDA): the delta rule with a decay per channel of the keys, and as many heads of values as of keys.
+//! Kimi Delta Attention (KDA): the delta rule with a decay per channel of the keys, and as many heads of values as of
+//! keys.
 
 use larder_core::Rng;
 use larder_kernels::exp;
@@ -34,7 +35,8 @@ pub struct KimiDeltaShape {
     pub output: &'static str,
 }
 
-/// Kimi Delta Attention: a recurrent state `[dim, dim]` per head, whose rows decay apart and which is corrected with each token.
+/// Kimi Delta Attention: a recurrent state `[dim, dim]` per head, whose rows decay apart and which is corrected with
+/// each token.
 pub struct KimiDelta {
     rule: DeltaRule,
     qkv: [Linear; 3], // [heads · dim, hidden] each
@@ -59,12 +61,10 @@ impl Factored {
     fn new(weights: &mut WeightLoader, prefix: &str, shape: &KimiDeltaShape) -> Result<Self> {
         let KimiDeltaShape { hidden, heads, dim, low_rank, .. } = *shape;
         let mut linear = |part: &str, rows, cols| weights.linear(&format!("{prefix}{part}"), rows, cols, false);
-        match low_rank {
-            true => Ok(Factored {
-                first: linear("_a_proj", dim, hidden)?,
-                second: Some(linear("_b_proj", heads * dim, dim)?),
-            }),
-            false => Ok(Factored { first: linear("_proj", heads * dim, hidden)?, second: None }),
+        if low_rank {
+            Ok(Factored { first: linear("_a_proj", dim, hidden)?, second: Some(linear("_b_proj", heads * dim, dim)?) })
+        } else {
+            Ok(Factored { first: linear("_proj", heads * dim, hidden)?, second: None })
         }
     }
 
@@ -128,7 +128,8 @@ impl Mixer for KimiDelta {
     fn scratch(&self, hidden: usize) -> TokenScratch {
         let DeltaHeads { v_heads, k_dim, .. } = self.rule.heads;
         let width = self.rule.heads.keys();
-        // Queries, keys and values, apart and side by side; decay and gate with what is between their matrices; strengths.
+        // Queries, keys and values, apart and side by side; decay and gate with what is between their matrices;
+        // strengths.
         self.rule.scratch(hidden, 8 * width + 2 * k_dim + 2 * v_heads)
     }
 }

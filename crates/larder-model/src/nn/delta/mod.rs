@@ -18,8 +18,8 @@ pub use kimi_delta::{KimiDelta, KimiDeltaShape};
 pub(crate) use recurrence::DeltaTokens;
 pub use recurrence::{ChannelDecay, DeltaHeads};
 
-/// What follows the products of the input: a causal convolution over queries, keys and values, the delta rule, the norm of
-/// each head's output, which is gated, and the output product.
+/// What follows the products of the input: a causal convolution over queries, keys and values, the delta rule, the norm
+/// of each head's output, which is gated, and the output product.
 struct DeltaRule {
     heads: DeltaHeads,
     conv: CausalConv, // over queries, keys and values of all heads

@@ -99,7 +99,8 @@ impl DeltaHeads {
         2 * self.keys() + self.values()
     }
 
-    /// Updates the state with the tokens, one after the other, and writes the output of each: `out [tokens, v_heads, v_dim]`.
+    /// Updates the state with the tokens, one after the other, and writes the output of each:
+    /// `out [tokens, v_heads, v_dim]`.
     pub(crate) fn advance(&self, tokens: &DeltaTokens, state: &mut [f32], out: &mut [f32], threads: &ThreadPool) {
         let DeltaHeads { v_heads, k_dim, v_dim, .. } = *self;
         let count = tokens.beta.len() / v_heads;
@@ -137,7 +138,8 @@ fn read(state: &[f32], decay: &[f32], key: &[f32], known: &mut [f32]) {
     }
 }
 
-/// `state[i, j] = decay[i] · state[i, j] + key[i] · correction[j]`, and `out[j] = Σ_i query[i] · state[i, j]` behind it.
+/// `state[i, j] = decay[i] · state[i, j] + key[i] · correction[j]`, and `out[j] = Σ_i query[i] · state[i, j]` behind
+/// it.
 fn correct(state: &mut [f32], decay: &[f32], key: &[f32], correction: &[f32], query: &[f32], out: &mut [f32]) {
     out.fill(0.0);
     let factors = decay.iter().zip(key).zip(query);

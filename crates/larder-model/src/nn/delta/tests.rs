@@ -111,9 +111,10 @@ fn plain_kimi(weights: &Drawn, tokens: &[Vec<f64>], shape: KimiDeltaShape) -> Ve
     let rows = |name: &str| -> Vec<Vec<f64>> { tokens.iter().map(|x| weights.product(name, x)).collect() };
     let factored = |name: &str| -> Vec<Vec<f64>> {
         let of_rank = |x: &Vec<f64>| weights.product(&format!("m.{name}_b_proj"), x);
-        match low_rank {
-            true => rows(&format!("m.{name}_a_proj")).iter().map(of_rank).collect(),
-            false => rows(&format!("m.{name}_proj")),
+        if low_rank {
+            rows(&format!("m.{name}_a_proj")).iter().map(of_rank).collect()
+        } else {
+            rows(&format!("m.{name}_proj"))
         }
     };
     let part = |name: &str| {

@@ -21,8 +21,8 @@ pub struct KvCache {
     pub encoder: Option<EncoderInput>,
 }
 
-/// The tokens of a sequence of an encoder-decoder model. The encoder reads those of the prompt, the decoder a start token
-/// and then the others.
+/// The tokens of a sequence of an encoder-decoder model. The encoder reads those of the prompt, the decoder a start
+/// token and then the others.
 #[derive(Clone, Default)]
 pub struct EncoderInput {
     /// All tokens of the sequence.
@@ -66,9 +66,9 @@ impl KvCache {
         self.layers.iter().map(LayerKv::bytes).sum()
     }
 
-    /// Keeps the first `len` tokens, or as many of them as is possible, and returns their number: the caller computes the
-    /// others again. Rows of attention can always be dropped, but those behind a sliding window may have been given back;
-    /// convolutions and recurrences can go back to a checkpoint.
+    /// Keeps the first `len` tokens, or as many of them as is possible, and returns their number: the caller computes
+    /// the others again. Rows of attention can always be dropped, but those behind a sliding window may have been given
+    /// back; convolutions and recurrences can go back to a checkpoint.
     pub fn truncate(&mut self, len: usize) -> usize {
         if self.encoder.is_some() {
             return self.truncate_encoded(len);
@@ -82,7 +82,8 @@ impl KvCache {
         keep
     }
 
-    /// As [`truncate`](Self::truncate), with an encoder, whose output is of no use once a token of the prompt is dropped.
+    /// As [`truncate`](Self::truncate), with an encoder, whose output is of no use once a token of the prompt is
+    /// dropped.
     fn truncate_encoded(&mut self, len: usize) -> usize {
         self.len = self.len.min(len);
         let Some(input) = &mut self.encoder else { return self.len };
@@ -96,8 +97,8 @@ impl KvCache {
         self.len
     }
 
-    /// Writes the state of all layers, which [`Decoder::load_kv_cache`](crate::Decoder::load_kv_cache) reads. The caller guarantees
-    /// a model without an encoder, and a KV cache in main memory.
+    /// Writes the state of all layers, which [`Decoder::load_kv_cache`](crate::Decoder::load_kv_cache) reads. The
+    /// caller guarantees a model without an encoder, and a KV cache in main memory.
     pub fn save(&self, out: &mut dyn Write) -> io::Result<()> {
         self.layers.iter().try_for_each(|layer| layer.save(out))
     }
@@ -110,7 +111,8 @@ impl KvCache {
     }
 }
 
-/// Positions behind a window whose rows are kept: a few, and where a layer has a recurrent state, those to the state checkpoint before.
+/// Positions behind a window whose rows are kept: a few, and where a layer has a recurrent state, those to the state
+/// checkpoint before.
 fn kept_behind(shapes: &[LayerShape], pool: &KvPool) -> usize {
     let has_states = shapes.iter().any(|shape| shape.recurrent.is_some());
     REWIND_POSITIONS + if has_states { pool.checkpoints().every } else { 0 }
@@ -138,8 +140,8 @@ pub struct LayerKv {
 }
 
 impl LayerKv {
-    /// An empty state of a layer, with keys, values, those of an encoder's output and further rows in this place. `kept_behind` positions behind a window are kept for the sake of
-    /// rewinding.
+    /// An empty state of a layer, with keys, values, those of an encoder's output and further rows in this place.
+    /// `kept_behind` positions behind a window are kept for the sake of rewinding.
     pub fn new(shape: &LayerShape, place: Place, kept_behind: usize, pool: &Arc<KvPool>) -> Self {
         let rows = |place| KvRows::new(pool, place);
         LayerKv {
@@ -154,7 +156,8 @@ impl LayerKv {
         }
     }
 
-    /// Gives the pages of keys and values back that no later query with this mask sees, save a few for the sake of rewinding.
+    /// Gives the pages of keys and values back that no later query with this mask sees, save a few for the sake of
+    /// rewinding.
     pub fn release_unseen(&mut self, mask: AttentionMask) {
         self.mask = mask;
         let unseen = mask.first_visible(self.keys.len()).saturating_sub(self.kept_behind);

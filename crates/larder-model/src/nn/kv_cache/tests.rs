@@ -111,7 +111,8 @@ fn rows(tokens: &[u32], part: usize, heads: usize, width: usize) -> Vec<f32> {
     tokens.iter().flat_map(|token| of(*token)).collect()
 }
 
-/// Appends the rows of the blocks that end with one of the tokens; the value of a row is that of its block's last token.
+/// Appends the rows of the blocks that end with one of the tokens; the value of a row is that of its block's last
+/// token.
 fn append_further(rows: &mut FurtherRows, part: usize, shape: &FurtherShape, before: usize, tokens: &[u32]) {
     for (at, token) in (before + 1..).zip(tokens) {
         if at.is_multiple_of(shape.tokens_per_row) {

@@ -16,8 +16,8 @@ impl NGramHash {
         NGramHash { multipliers, heads, end }
     }
 
-    /// Appends the rows of `tokens [tokens, heads]`, which follow `before` in their sequence. Of these as many count as an n-gram
-    /// has before its last token.
+    /// Appends the rows of `tokens [tokens, heads]`, which follow `before` in their sequence. Of these as many count as
+    /// an n-gram has before its last token.
     pub fn rows(&self, before: &[u32], tokens: &[u32], rows: &mut Vec<u32>) {
         let known = before.len().min(self.multipliers.len() - 1);
         let all = [&before[before.len() - known..], tokens].concat();

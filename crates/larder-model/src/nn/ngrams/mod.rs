@@ -72,7 +72,8 @@ impl NGramFeatures {
         StateLens { window: self.conv.window_len(), recurrence: self.shape.longest - 1 }
     }
 
-    /// The rows of the n-grams of all tokens, side by side: `[tokens, width]`. `before` are the last tokens before each span.
+    /// The rows of the n-grams of all tokens, side by side: `[tokens, width]`. `before` are the last tokens before each
+    /// span.
     fn embed(&self, before: &[Vec<u32>], pass: &ForwardPass, ops: &dyn Ops) -> Result<Rows> {
         let mut rows = Vec::with_capacity(pass.tokens() * self.shape.heads);
         for (span, before) in pass.spans.iter().zip(before) {
@@ -83,7 +84,8 @@ impl NGramFeatures {
         ops.upload(embedded)
     }
 
-    /// The last tokens before a span: those that its step names, else those of the state, for which it may have to wait.
+    /// The last tokens before a span: those that its step names, else those of the state, for which it may have to
+    /// wait.
     fn tokens_before(&self, states: &LayerStates, span: usize, positions: &SpanPositions) -> Result<Vec<u32>> {
         match states.tokens_before(span, positions) {
             Some(before) => Ok(before[before.len().saturating_sub(self.shape.longest - 1)..].to_vec()),
@@ -91,7 +93,8 @@ impl NGramFeatures {
         }
     }
 
-    /// The last tokens after a span, and after its tokens up to each checkpoint, in the order in which they are written.
+    /// The last tokens after a span, and after its tokens up to each checkpoint, in the order in which they are
+    /// written.
     fn tokens_after(&self, before: &[u32], tokens: &[u32], span: &StateSpan) -> Vec<f32> {
         let ends = span.copies.iter().map(|(taken_in, _)| *taken_in).chain([span.tokens]);
         let state = |end: usize| {
@@ -169,8 +172,8 @@ impl Mixer for NGramFeatures {
     fn scratch(&self, _: usize) -> TokenScratch {
         let NGramShape { streams, hidden, .. } = self.shape;
         let (width, embedded) = (streams * hidden, self.shape.embedded());
-        // The embedding and the values; keys, queries, and what is gated, each normalised too and some copied; later the input of the
-        // convolution with its window and its output.
+        // The embedding and the values; keys, queries, and what is gated, each normalised too and some copied; later
+        // the input of the convolution with its window and its output.
         let floats = 9 * width + 2 * embedded + hidden;
         TokenScratch { floats, input: embedded }
     }

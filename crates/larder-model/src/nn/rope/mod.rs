@@ -223,9 +223,10 @@ impl Rope {
             }
             Scaling::Yarn(yarn) => (yarn.frequencies(plain(self.theta), self.dim, self.theta), yarn.amplitude),
             Scaling::Long(long) => {
-                let (factors, amplitude) = match horizon > long.trained {
-                    true => (&long.long, long.long_amplitude),
-                    false => (&long.short, long.short_amplitude),
+                let (factors, amplitude) = if horizon > long.trained {
+                    (&long.long, long.long_amplitude)
+                } else {
+                    (&long.short, long.short_amplitude)
                 };
                 (plain(self.theta).zip(factors).map(|(f, by)| f / by).collect(), amplitude)
             }

@@ -170,10 +170,7 @@ impl Long {
         };
         let (short, long) = (factors("short_factor")?, factors("long_factor")?);
         let factor = config.number_or("factor", context as f64 / trained as f64)?;
-        let derived = match factor <= 1.0 {
-            true => 1.0,
-            false => (1.0 + factor.ln() / (trained as f64).ln()).sqrt(),
-        };
+        let derived = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (trained as f64).ln()).sqrt() };
         let amplitude = config.number_or("attention_factor", derived)?;
         Ok(Long {
             trained,

@@ -1,4 +1,5 @@
-//! Mamba 1 as Jamba has it: a row of the state per channel, with a decay for each value, and norms of `dt`, `B` and `C`.
+//! Mamba 1 as Jamba has it: a row of the state per channel, with a decay for each value, and norms of `dt`, `B` and
+//! `C`.
 
 use std::slice;
 
@@ -121,8 +122,9 @@ impl Mixer for Mamba1 {
 
     fn scratch(&self, hidden: usize) -> TokenScratch {
         let Mamba1Shape { inner, state, rank, .. } = self.shape;
-        // Input and output; their products, and the two parts apart; what is convolved, with the convolution's input and output;
-        // the rates, apart and normalised; the steps and their product; what is read from the states, by task and by token.
+        // Input and output; their products, and the two parts apart; what is convolved, with the convolution's input
+        // and output; the rates, apart and normalised; the steps and their product; what is read from the states, by
+        // task and by token.
         let (both, convolved, rates) = (4 * inner, 3 * inner, 3 * (rank + 2 * state));
         let floats = 2 * hidden + both + convolved + rates + 2 * inner + 2 * inner;
         TokenScratch { floats, input: hidden.max(inner) }

@@ -45,9 +45,10 @@ impl Mamba2Shape {
     /// The shape, if its sizes are possible; `groups` is the key of the groups in the config.
     pub fn checked(self, groups: &str) -> Result<Self> {
         check_sizes(self.inner(), self.state, self.channels(), self.conv)?;
-        match self.heads.is_multiple_of(self.groups) {
-            true => Ok(self),
-            false => Err(config_error(format!("{groups} {} is not a divisor of {} heads", self.groups, self.heads))),
+        if self.heads.is_multiple_of(self.groups) {
+            Ok(self)
+        } else {
+            Err(config_error(format!("{groups} {} is not a divisor of {} heads", self.groups, self.heads)))
         }
     }
 
@@ -151,8 +152,8 @@ impl Mixer for Mamba2 {
 
     fn scratch(&self, hidden: usize) -> TokenScratch {
         let (inner, channels) = (self.shape.inner(), self.shape.channels());
-        // Input and output; products, twice for a moment; the convolution's input with its window, and its output, at most the whole
-        // step at once; steps; what is read from the states, by head and by token.
+        // Input and output; products, twice for a moment; the convolution's input with its window, and its output, at
+        // most the whole step at once; steps; what is read from the states, by head and by token.
         let products = inner + channels + self.shape.heads;
         let floats = 2 * hidden + 2 * products + 2 * channels + self.shape.heads + 2 * inner;
         TokenScratch { floats, input: hidden.max(inner) }

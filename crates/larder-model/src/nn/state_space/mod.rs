@@ -1,14 +1,16 @@
 //! State-space layers (Mamba): a causal convolution, and a linear recurrence whose rates follow from the token.
 //!
-//! The state has rows of as many values as `B` and `C` have. With each token, a row decays, takes in the row's input, and is read:
+//! The state has rows of as many values as `B` and `C` have. With each token, a row decays, takes in the row's input,
+//! and is read:
 //!
 //! ```text
 //! row[n] = decay[n] · row[n] + dt · x · B[n]
 //! y      = Σ_n row[n] · C[n] + D · x
 //! ```
 //!
-//! Version 2 has one decay for all rows of a head, version 1 one for each value of each row. The rows do not depend on each other,
-//! so threads share them, and each walks over the tokens with rows that stay in its cache. Token by token is the definition.
+//! Version 2 has one decay for all rows of a head, version 1 one for each value of each row. The rows do not depend on
+//! each other, so threads share them, and each walks over the tokens with rows that stay in its cache. Token by token
+//! is the definition.
 
 mod mamba1;
 mod mamba2;
@@ -67,7 +69,8 @@ pub(crate) struct ScanTokens<'a> {
 }
 
 impl ScanHeads {
-    /// Takes in tokens with the state `[heads, head_dim, state]`, and writes what is read from it: `out [tokens, heads, head_dim]`.
+    /// Takes in tokens with the state `[heads, head_dim, state]`, and writes what is read from it:
+    /// `out [tokens, heads, head_dim]`.
     pub(crate) fn advance(&self, tokens: &ScanTokens, state: &mut [f32], out: &mut [f32], threads: &ThreadPool) {
         let (count, state_len) = (tokens.steps.len() / self.heads, self.head_dim * self.state);
         let heads = StateParts { state, state_len, out, width: self.head_dim };
@@ -115,8 +118,8 @@ pub(crate) struct ChannelTokens<'a> {
 }
 
 impl ChannelTokens<'_> {
-    /// Takes in the tokens `rows` with the state `[channels, width]` of their sequence, and writes what is read from it: `out
-    /// [rows, channels]`.
+    /// Takes in the tokens `rows` with the state `[channels, width]` of their sequence, and writes what is read from
+    /// it: `out [rows, channels]`.
     pub(crate) fn advance(&self, rows: Range<usize>, state: &mut [f32], out: &mut [f32], threads: &ThreadPool) {
         let parts = StateParts { state, state_len: TASK_CHANNELS * self.width, out, width: TASK_CHANNELS };
         parts.advance(rows.len(), threads, |task, state, read| {
@@ -144,9 +147,10 @@ impl ChannelTokens<'_> {
 /// Checks the sizes of a state with `rows` rows of `state` values each, and of the window of its convolution.
 fn check_sizes(rows: usize, state: usize, channels: usize, conv: usize) -> Result<()> {
     let fits = |a: usize, b: usize| a.checked_mul(b).is_some_and(|values| values <= MAX_STATE);
-    match fits(rows, state) && fits(channels, conv) {
-        true => Ok(()),
-        false => Err(config_error(format!("a state of {rows} rows with {state} values each is too large"))),
+    if fits(rows, state) && fits(channels, conv) {
+        Ok(())
+    } else {
+        Err(config_error(format!("a state of {rows} rows with {state} values each is too large")))
     }
 }
 

@@ -1,5 +1,5 @@
-//! Hyper-connections of Qwen4: a part reads a mean of the normalised streams with gates of low rank, and writes to each stream by a
-//! weight that depends on them. The streams themselves pass unchanged.
+//! Hyper-connections of Qwen4: a part reads a mean of the normalised streams with gates of low rank, and writes to each
+//! stream by a weight that depends on them. The streams themselves pass unchanged.
 //!
 //! ```text
 //! n = rms(streams), each apart
@@ -55,7 +55,8 @@ impl LowRankMixer {
         })
     }
 
-    /// The mean of `normed [tokens, streams · hidden]` with the gates that `low [tokens, rank]` leads to: `[tokens, hidden]`.
+    /// The mean of `normed [tokens, streams · hidden]` with the gates that `low [tokens, rank]` leads to:
+    /// `[tokens, hidden]`.
     fn mean(&self, normed: Rows, low: Rows, ops: &dyn Ops) -> Result<Rows> {
         let count = self.shape.streams;
         let gates = self.up.forward(ops.stream_gates(low, count, StreamGate::Silu)?, ops)?;

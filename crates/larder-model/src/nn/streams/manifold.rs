@@ -1,5 +1,5 @@
-//! Manifold-constrained hyper-connections (mHC), of DeepSeek-V4 and GLM-5: how streams are read, written and mixed depends on the
-//! streams themselves, and the matrix that mixes them is made doubly stochastic.
+//! Manifold-constrained hyper-connections (mHC), of DeepSeek-V4 and GLM-5: how streams are read, written and mixed
+//! depends on the streams themselves, and the matrix that mixes them is made doubly stochastic.
 
 use larder_kernels::exp;
 
@@ -107,8 +107,8 @@ impl ManifoldShape {
     }
 }
 
-/// Turns the products of one token into weights of `count` streams: of each stream to read it, and if there are more, of each stream to write
-/// it, and the matrix `[from, to]` that mixes them.
+/// Turns the products of one token into weights of `count` streams: of each stream to read it, and if there are more,
+/// of each stream to write it, and the matrix `[from, to]` that mixes them.
 pub fn finish_weights(
     weights: &mut [f32],
     count: usize,

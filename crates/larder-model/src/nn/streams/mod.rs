@@ -1,5 +1,5 @@
-//! The seam between a part of a layer and the residual stream, for models in which it is more than an addition: both may be
-//! scaled, and hyper-connections keep several streams, read a mixture of them, and write to all.
+//! The seam between a part of a layer and the residual stream, for models in which it is more than an addition: both
+//! may be scaled, and hyper-connections keep several streams, read a mixture of them, and write to all.
 
 use super::TokenScratch;
 use crate::error::Result;
@@ -23,7 +23,8 @@ pub trait ResidualConnection: Send + Sync {
     /// The caller guarantees streams of the model's width. A token's results depend on its streams alone, bit for bit.
     fn read(&self, streams: Rows, ops: &dyn Ops) -> Result<[Rows; 2]>;
 
-    /// The streams behind the part, whose output is `y [tokens, hidden]`; `mix` is what [`read`](Self::read) returned for them.
+    /// The streams behind the part, whose output is `y [tokens, hidden]`; `mix` is what [`read`](Self::read) returned
+    /// for them.
     fn write(&self, streams: Rows, mix: Rows, y: Rows, ops: &dyn Ops) -> Result<Rows>;
 
     /// What both allocate per token.

@@ -111,8 +111,8 @@ impl NewHeads<'_> {
 }
 
 impl CpuOps {
-    /// Writes keys and values of new tokens, and returns their queries, with the rows in whose place they are, if they are. Queries and keys are
-    /// changed in place, where nothing else reads them.
+    /// Writes keys and values of new tokens, and returns their queries, with the rows in whose place they are, if they
+    /// are. Queries and keys are changed in place, where nothing else reads them.
     pub(super) fn write_new(&self, state: &mut State, heads: &Heads, tasks: &[&Task]) -> (HostBuffer, Option<Rows>) {
         let (count, width) = tasks.first().map_or((1, 1), |args| (args.heads, args.keys.width));
         let new = NewHeads { heads, count, width };
@@ -163,15 +163,17 @@ impl CpuOps {
             let values = values.as_mut().map_or_else(|| all.values(rows), |values| &*values.values());
             add_writes(&mut pages, tasks, |args| &args.values, values, &mut writes);
         }
-        match tokens * key_width < TASK_VALUES {
-            true => writes.iter_mut().for_each(PageWrite::store),
-            false => self.pool.run_chunks(&mut writes, 1, &|_, writes| writes.iter_mut().for_each(PageWrite::store)),
+        if tokens * key_width < TASK_VALUES {
+            writes.iter_mut().for_each(PageWrite::store)
+        } else {
+            self.pool.run_chunks(&mut writes, 1, &|_, writes| writes.iter_mut().for_each(PageWrite::store))
         }
         writes.into_iter().for_each(|write| pages.put_back(write.page, write.memory));
         drop(pages);
-        match has_keys {
-            true => state.rows.put_back(heads.keys, keys),
-            false => state.rows.give_back(keys),
+        if has_keys {
+            state.rows.put_back(heads.keys, keys)
+        } else {
+            state.rows.give_back(keys)
         }
         values.into_iter().for_each(|taken| state.rows.give_back(taken));
         (queries, has_queries.then_some(heads.queries))

@@ -55,7 +55,8 @@ pub struct ChosenAttention<'a> {
     pub sinks: Option<&'a [f32]>,
 }
 
-/// The most bytes of the copies, in attention to up to `rows` rows of `values` values (keys and values together) per query.
+/// The most bytes of the copies, in attention to up to `rows` rows of `values` values (keys and values together) per
+/// query.
 pub fn gather_bytes(rows: usize, values: usize) -> usize {
     let one = rows.saturating_add(KV_PAGE_TOKENS).saturating_mul(values).saturating_mul(size_of::<f32>());
     BUFFER_BYTES.max(one)

@@ -1,5 +1,5 @@
-//! The operations of a step on the CPU. Each is computed at once, by tasks of a fork-join where it is more than one task's work, and its
-//! result lies in the workspace.
+//! The operations of a step on the CPU. Each is computed at once, by tasks of a fork-join where it is more than one
+//! task's work, and its result lies in the workspace.
 
 mod attention;
 mod cca;
@@ -130,7 +130,8 @@ impl CpuOps {
         self.shared(a.len() + b.len(), |pool| pool.run_pairs((a.values(), a_chunk), (b.values(), b_chunk), task));
     }
 
-    /// New rows of `width` values, made of others: `make` gets the state, the number of a row, and places for it and some rows behind it.
+    /// New rows of `width` values, made of others: `make` gets the state, the number of a row, and places for it and
+    /// some rows behind it.
     fn make_rows(
         &self,
         [rows, width]: [usize; 2],
@@ -144,8 +145,8 @@ impl CpuOps {
         state.rows.push(out)
     }
 
-    /// `x` changed by `others`, in tasks of `task_values` values: in place, unless it is read elsewhere. `change` gets the state, the number of a
-    /// value, and it with some values after it.
+    /// `x` changed by `others`, in tasks of `task_values` values: in place, unless it is read elsewhere. `change` gets
+    /// the state, the number of a value, and it with some values after it.
     fn change(
         &self,
         x: Rows,
@@ -168,12 +169,11 @@ impl CpuOps {
             }
             change(all, at, out);
         });
-        match is_own {
-            true => {
-                state.rows.put_back(x, out);
-                x
-            }
-            false => state.rows.push(out),
+        if is_own {
+            state.rows.put_back(x, out);
+            x
+        } else {
+            state.rows.push(out)
         }
     }
 }
@@ -194,9 +194,10 @@ fn rows_of(x: Rows, values: usize) -> usize {
 
 /// `y = x + factor · y`; zero plus the product where the factor is not 1.
 fn add_to(x: &[f32], y: &mut [f32], factor: f32) {
-    match factor == 1.0 {
-        true => y.iter_mut().zip(x).for_each(|(y, x)| *y += x),
-        false => y.iter_mut().zip(x).for_each(|(y, x)| *y = x + (*y * factor + 0.0)),
+    if factor == 1.0 {
+        y.iter_mut().zip(x).for_each(|(y, x)| *y += x)
+    } else {
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = x + (*y * factor + 0.0))
     }
 }
 

@@ -8,8 +8,8 @@ use crate::nn::{Activation, ChannelTokens, DeltaTokens, GateFunction, ScanTokens
 use crate::ops::{ChannelScan, Convolution, Delta, RecurrentOps, Rows, Scan, StateSpan};
 
 impl CpuOps {
-    /// Takes in the tokens of spans: `step` gets the number of values before the recurrence, the state, and consecutive rows, and returns
-    /// the part of the state that it changed.
+    /// Takes in the tokens of spans: `step` gets the number of values before the recurrence, the state, and consecutive
+    /// rows, and returns the part of the state that it changed.
     pub(super) fn advance(
         &self,
         spans: &[StateSpan],
@@ -97,9 +97,10 @@ impl RecurrentOps for CpuOps {
             let fill = |t: usize, head: usize, decays: &mut [f32]| {
                 let at =
                     |at: usize| decay.form.of(rates[head], products[(rows.start + t) * bias.len() + at] + bias[at]);
-                match by_channel {
-                    true => decays.iter_mut().enumerate().for_each(|(i, decay)| *decay = at(head * k_dim + i)),
-                    false => decays.fill(at(head)),
+                if by_channel {
+                    decays.iter_mut().enumerate().for_each(|(i, decay)| *decay = at(head * k_dim + i))
+                } else {
+                    decays.fill(at(head))
                 }
             };
             let tokens =

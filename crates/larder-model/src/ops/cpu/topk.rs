@@ -36,7 +36,8 @@ impl CpuOps {
         });
     }
 
-    /// Attention to the rows of lists: `sources` gives those of a token and a part of its heads, or none if it attends to all that it sees.
+    /// Attention to the rows of lists: `sources` gives those of a token and a part of its heads, or none if it attends
+    /// to all that it sees.
     fn attend_to<'l>(
         &self,
         queries: Rows,

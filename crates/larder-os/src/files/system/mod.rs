@@ -1,5 +1,5 @@
-//! What differs between systems in files and folders: opening without blocking, reads and writes at offsets, identity, locks, free
-//! space, and access for this user alone. One file per kind of system, with the same functions.
+//! What differs between systems in files and folders: opening without blocking, reads and writes at offsets, identity,
+//! locks, free space, and access for this user alone. One file per kind of system, with the same functions.
 
 use std::{fs::File, io, path::Path};
 
@@ -15,8 +15,8 @@ use windows as system;
 pub use system::{LOCK_FILE, change_stamp, create_private_folder, disk_bytes, free_bytes, replace_file, sync_folder};
 pub(crate) use system::{NO_LINK, create_private, is_of_no_file, open_without_blocking};
 
-/// Reads and writes at offsets, by several threads at the same time. On Windows they move the position that sequential reads and
-/// writes of the same file begin at.
+/// Reads and writes at offsets, by several threads at the same time. On Windows they move the position that sequential
+/// reads and writes of the same file begin at.
 pub trait FileAt {
     /// Reads up to the length of `into` from byte `offset` on; 0 at the end of the file.
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize>;
@@ -76,8 +76,8 @@ pub struct ChangeStamp {
     pub seconds: i64,
 }
 
-/// A folder that this process has locked against other processes, while the value lives. The lock of a process that was killed
-/// is gone.
+/// A folder that this process has locked against other processes, while the value lives. The lock of a process that was
+/// killed is gone.
 pub struct FolderLock {
     lock: File,
     id: FileId,

@@ -38,7 +38,8 @@ pub(crate) fn open_without_blocking(options: &mut OpenOptions, flags: u32, path:
     Ok(file)
 }
 
-/// Whether an error of looking at a file says that a device or a pipe is there: never, these are told by their metadata.
+/// Whether an error of looking at a file says that a device or a pipe is there: never, these are told by their
+/// metadata.
 pub(crate) fn is_of_no_file(_: &io::Error) -> bool {
     false
 }
@@ -90,8 +91,8 @@ pub fn disk_bytes(found: &Metadata) -> u64 {
     found.blocks() * BLOCK_BYTES
 }
 
-/// The last change of the file at `path`: device, inode, length, and times of the last changes of content and of inode, of which
-/// the second cannot be set back. `None` if it cannot be looked at.
+/// The last change of the file at `path`: device, inode, length, and times of the last changes of content and of inode,
+/// of which the second cannot be set back. `None` if it cannot be looked at.
 pub fn change_stamp(path: &Path) -> Option<ChangeStamp> {
     let m = fs::metadata(path).ok()?;
     let (device, inode, len) = (m.dev(), m.ino(), m.len());

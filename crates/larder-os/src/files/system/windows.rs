@@ -28,7 +28,8 @@ use super::{ChangeStamp, FileAt, FileId};
 pub const LOCK_FILE: &str = ".larder-lock";
 /// The flag that opens a symbolic link itself, which is no regular file.
 pub(crate) const NO_LINK: u32 = FILE_FLAG_OPEN_REPARSE_POINT;
-/// The longest pause between two attempts to replace a file; the first is 1 ms, and each is twice as long as the one before.
+/// The longest pause between two attempts to replace a file; the first is 1 ms, and each is twice as long as the one
+/// before.
 const REPLACE_PAUSE_MAX: Duration = Duration::from_millis(256);
 
 impl FileAt for File {
@@ -51,8 +52,8 @@ pub(crate) fn is_of_no_file(error: &io::Error) -> bool {
     matches!(error.raw_os_error().map(|code| code as u32), Some(ERROR_INVALID_FUNCTION | ERROR_INVALID_PARAMETER))
 }
 
-/// Gives a file the name `to`, in place of what has it. A file that is being replaced or looked at, by another process or thread,
-/// refuses that for a moment, so it is tried again for half a second.
+/// Gives a file the name `to`, in place of what has it. A file that is being replaced or looked at, by another process
+/// or thread, refuses that for a moment, so it is tried again for half a second.
 pub fn replace_file(from: &Path, to: &Path) -> io::Result<()> {
     let mut pause = Duration::from_millis(1);
     loop {
@@ -80,8 +81,8 @@ pub(super) fn lock_folder(path: &Path) -> io::Result<(File, FileId)> {
     Ok((lock, id))
 }
 
-/// Ends the lock, which is a file in the folder, and removes the folder if it is empty: one that another process has locked since
-/// is not.
+/// Ends the lock, which is a file in the folder, and removes the folder if it is empty: one that another process has
+/// locked since is not.
 pub(super) fn remove_locked_folder(lock: File, path: &Path) {
     drop(lock);
     let _ = fs::remove_dir(path);
@@ -118,8 +119,8 @@ pub fn disk_bytes(found: &Metadata) -> u64 {
     found.len()
 }
 
-/// The last change of the file at `path`: its length, and the times of its creation and of its last write. `None` if it cannot be
-/// looked at.
+/// The last change of the file at `path`: its length, and the times of its creation and of its last write. `None` if it
+/// cannot be looked at.
 pub fn change_stamp(path: &Path) -> Option<ChangeStamp> {
     let m = fs::metadata(path).ok()?;
     let seconds = m.modified().ok()?.duration_since(UNIX_EPOCH).ok()?.as_secs() as i64;
@@ -131,7 +132,8 @@ pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     File::create_new(path)
 }
 
-/// Creates a folder and those above it, unless it exists. In a user's own folders it inherits that only this user can enter.
+/// Creates a folder and those above it, unless it exists. In a user's own folders it inherits that only this user can
+/// enter.
 pub fn create_private_folder(path: &Path) -> io::Result<()> {
     fs::create_dir_all(path)
 }

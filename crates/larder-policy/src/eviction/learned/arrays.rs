@@ -38,8 +38,7 @@ impl Arrays {
     }
 
     /// Adds an array quantised to integers of -127 to 127 and, under `name.scale`, one scale for each run along the
-    /// last
-    /// dimension.
+    /// last dimension.
     pub fn put_quantised(&mut self, name: &str, shape: &[usize], numbers: &[f32]) {
         let run = shape.last().map_or(1, |n| (*n).max(1));
         let scale = |run: &[f32]| run.iter().fold(0f32, |most, x| most.max(x.abs())) / 127.0;

@@ -145,8 +145,7 @@ fn fades(rows: usize) -> Vec<f32> {
 /// The experts chosen now and their moving averages, of all layers, feed one hidden layer; it and the expert's own
 /// features, the latter also through a small network that all experts share, give the chances. The worth of an expert
 /// is the best rate of uses per token of holding it that any horizon offers, which is what an optimal stopping rule
-/// would
-/// hold it for.
+/// would hold it for.
 pub(super) struct Crosslayer {
     weights: Arc<CrosslayerWeights>,
     features: Features,

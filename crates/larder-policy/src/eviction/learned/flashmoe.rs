@@ -19,7 +19,8 @@ const UNKNOWN_DISTANCE: f32 = 64.0;
 /// The names of the arrays, from the first layer to the last.
 const LAYERS: [&str; 3] = ["first", "second", "third"];
 
-/// The numbers that stand for distances in training and in the network's output: from 0 for the nearest to 1 for no use.
+/// The numbers that stand for distances in training and in the network's output: from 0 for the nearest to 1 for no
+/// use.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum DistanceScale {
     /// A share of this number of tokens; longer distances are not told apart.
@@ -30,7 +31,8 @@ pub enum DistanceScale {
     Decay(f32),
 }
 
-/// The last share whose distance on a decaying scale is exact; above it, distances go on with the slope that they have there.
+/// The last share whose distance on a decaying scale is exact; above it, distances go on with the slope that they have
+/// there.
 const DECAY_SHARE_MAX: f32 = 0.999;
 
 impl DistanceScale {

@@ -17,10 +17,8 @@ const NO_EXPERT: u32 = u32::MAX;
 const DISTANCE_MAX: usize = 255;
 
 /// Predicts the next use of experts from similar situations: the earlier tokens whose choices resemble those of the
-/// present
-/// token and of the tokens before it vote with what they used next, which is past by now. Text repeats itself, and so
-/// does
-/// its routing.
+/// present token and of the tokens before it vote with what they used next, which is past by now. Text repeats itself,
+/// and so does its routing.
 pub(super) struct RoutingHistory {
     size: MoeSize,
     /// The present token, counted from the start of the sequence; `None` before the first.

@@ -1,10 +1,8 @@
 //! The learned policy: a small trained network scores experts, and the one worth least is evicted.
 //!
 //! [`Features`] turns past choices into numbers, the same way in training and in use; a network of one of two forms
-//! turns
-//! those into the worth of keeping each expert; `POLICY` evicts the expert worth least. The pools of layer scope share
-//! one
-//! network, since the choices of one layer say much about those of others.
+//! turns those into the worth of keeping each expert; `POLICY` evicts the expert worth least. The pools of layer scope
+//! share one network, since the choices of one layer say much about those of others.
 
 mod arrays;
 mod crosslayer;
@@ -65,10 +63,8 @@ trait Scorer: Send {
     fn new_sequence(&mut self);
 
     /// The worth of keeping an expert whose row's turn comes after `steps` further choices, at least one and at most
-    /// the
-    /// number of rows. Worths of all rows can be compared. Between two choices of its row, an expert is worth at least
-    /// as
-    /// much after fewer steps.
+    /// the number of rows. Worths of all rows can be compared. Between two choices of its row, an expert is worth at
+    /// least as much after fewer steps.
     fn worth(&mut self, expert: ExpertKey, steps: usize) -> f32;
 }
 

@@ -1,18 +1,19 @@
-//! Holds the mean loss below a budget: decides how far the dial is turned, from predicted losses of all tokens and measured ones of
-//! some.
+//! Holds the mean loss below a budget: decides how far the dial is turned, from predicted losses of all tokens and
+//! measured ones of some.
 
-/// The share of the budget that is aimed at. What is between is for what samples cannot tell: with one token in 128 measured, the
-/// ratio of true to predicted losses is known to a few tens of percent.
+/// The share of the budget that is aimed at. What is between is for what samples cannot tell: with one token in 128
+/// measured, the ratio of true to predicted losses is known to a few tens of percent.
 pub const TARGET: f64 = 0.75;
 
-/// How far the dial turns for a token whose loss is the target away from the target, in rungs. A rung is some hundreds of tokens, so
-/// that the dial follows a topic and not a token.
+/// How far the dial turns for a token whose loss is the target away from the target, in rungs. A rung is some hundreds
+/// of tokens, so that the dial follows a topic and not a token.
 const GAIN: f64 = 0.02;
 /// Of how many measured tokens the calibration counts as many.
 const PRIOR_TOKENS: f64 = 48.0;
 /// The share that a measured token keeps of its weight at each later one, so that an old topic is forgotten.
 const KEPT: f64 = 1.0 - 1.0 / 256.0;
-/// A single loss counts as this many times the target at most. A twentieth of the losses' sum is above it, and most of their noise.
+/// A single loss counts as this many times the target at most. A twentieth of the losses' sum is above it, and most of
+/// their noise.
 const MOST_TIMES: f64 = 20.0;
 /// How many rungs below the first are remembered as debts: they take thousands of tokens to pay.
 const DEBT: f64 = 64.0;
@@ -69,8 +70,8 @@ mod tests {
     const BUDGETS: [f64; 5] = [0.002, 0.005, 0.01, 0.02, 0.05];
     const RUNGS: usize = 16;
 
-    /// A text whose losses grow by half with each rung, spread over tokens with a heavy tail, and that are not what was predicted: by a
-    /// ratio that changes with the topic.
+    /// A text whose losses grow by half with each rung, spread over tokens with a heavy tail, and that are not what was
+    /// predicted: by a ratio that changes with the topic.
     struct Text {
         random: Rng,
         ratio: f64,

@@ -1,9 +1,9 @@
 //! The strategy `quality`: all levers together, so far that the mean loss of the output stays below a budget.
 //!
-//! Each missing expert has a price, and each way to do without it a loss, which a calibration predicts from the weight of the expert
-//! and its layer. What costs least together is done: the expert is read, or its smaller copy, or neither. The higher the price, the
-//! less is read. Price and λ of the bonus for resident experts are those of a dial, which is turned while losses stay below the
-//! budget.
+//! Each missing expert has a price, and each way to do without it a loss, which a calibration predicts from the weight
+//! of the expert and its layer. What costs least together is done: the expert is read, or its smaller copy, or neither.
+//! The higher the price, the less is read. Price and λ of the bonus for resident experts are those of a dial, which is
+//! turned while losses stay below the budget.
 
 mod control;
 
@@ -36,7 +36,8 @@ pub(super) const STRATEGY: Strategy = Strategy {
 /// Budgets that have names, in nats per token.
 pub const QUALITY_BUDGETS: [(&str, f64); 3] = [("light", 0.005), ("balanced", 0.01), ("fast", 0.02)];
 
-/// The strategy that keeps to a budget of output loss, given as a number or by its name; `off` is the model's own routing.
+/// The strategy that keeps to a budget of output loss, given as a number or by its name; `off` is the model's own
+/// routing.
 pub fn parse_quality(text: &str) -> Result<RoutingSpec, String> {
     if text == "off" {
         return Ok(RoutingSpec::default());
@@ -51,11 +52,13 @@ pub fn parse_quality(text: &str) -> Result<RoutingSpec, String> {
 /// The calibration of a model: the losses of leaving experts out, and the settings that the dial goes through.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct DialTable {
-    /// For each row, the loss in nats per squared weight of experts in whose place others are computed, and of those others.
+    /// For each row, the loss in nats per squared weight of experts in whose place others are computed, and of those
+    /// others.
     pub substituted: Vec<f64>,
     /// For each row, the loss in nats per squared weight of experts in whose place nothing is computed.
     pub left_out: Vec<f64>,
-    /// For each row, the loss in nats per squared weight of experts computed from smaller copies; empty without smaller copies.
+    /// For each row, the loss in nats per squared weight of experts computed from smaller copies; empty without smaller
+    /// copies.
     pub small: Vec<f64>,
     /// Bytes of a smaller copy, as a share of those of the expert.
     pub small_share: f64,
@@ -225,9 +228,12 @@ impl Selector for Dial {
 
     fn settle(&mut self, input: &RouterInput, present: &dyn Fn(usize) -> bool, choice: &mut ExpertChoice) {
         let keep = self.keep.of(input.gate.top_k).max(1);
-        let remedy = |at: usize| match at >= keep && !present(choice.experts[at].index()) {
-            true => self.remedy(input.row, choice.weights[at]),
-            false => Remedy::Read,
+        let remedy = |at: usize| {
+            if at >= keep && !present(choice.experts[at].index()) {
+                self.remedy(input.row, choice.weights[at])
+            } else {
+                Remedy::Read
+            }
         };
         let remedies: Vec<Remedy> = (0..choice.experts.len()).map(remedy).collect();
         choice.small.extend(remedies.iter().map(|remedy| *remedy == Remedy::ReadSmall));

@@ -1,4 +1,5 @@
-//! The rule `light`: missing experts of little weight are not read. They are left out, or the best resident takes their place.
+//! The rule `light`: missing experts of little weight are not read. They are left out, or the best resident takes their
+//! place.
 
 use larder_core::{ExpertId, Gate, Weighting};
 

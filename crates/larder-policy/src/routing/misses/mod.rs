@@ -1,8 +1,8 @@
-//! What becomes of a chosen expert that is not in memory. One rule per file; to add one, copy the nearest file and add its row to the
-//! table.
+//! What becomes of a chosen expert that is not in memory. One rule per file; to add one, copy the nearest file and add
+//! its row to the table.
 //!
-//! A rule acts behind the strategy, on experts that would have to be read. What it changes, it does not make up for: the weights of
-//! the other experts stay what they were.
+//! A rule acts behind the strategy, on experts that would have to be read. What it changes, it does not make up for:
+//! the weights of the other experts stay what they were.
 
 mod light;
 mod shelf;
@@ -39,7 +39,8 @@ pub(super) trait MissRule: Send {
         None
     }
 
-    /// Changes a choice, of which it leaves at least one expert. `present` experts are resident. Experts are added in any order.
+    /// Changes a choice, of which it leaves at least one expert. `present` experts are resident. Experts are added in
+    /// any order.
     fn apply(
         &mut self,
         input: &RouterInput,

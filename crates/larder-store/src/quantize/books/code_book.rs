@@ -3,8 +3,8 @@
 /// For points that are no entry.
 const NONE: u16 = u16::MAX;
 
-/// Entries of `CELL` values, each at one of `LEVELS` levels. An entry has two halves, each one of `HALVES` combinations of
-/// levels.
+/// Entries of `CELL` values, each at one of `LEVELS` levels. An entry has two halves, each one of `HALVES` combinations
+/// of levels.
 pub struct CodeBook<const CELL: usize, const LEVELS: usize, const HALVES: usize> {
     pub levels: [f32; LEVELS],
     /// The levels of each entry.
@@ -21,8 +21,8 @@ pub struct CodeBook<const CELL: usize, const LEVELS: usize, const HALVES: usize>
 pub type Excess<const CELL: usize, const LEVELS: usize> = [[f32; LEVELS]; CELL];
 
 impl<const CELL: usize, const LEVELS: usize, const HALVES: usize> CodeBook<CELL, LEVELS, HALVES> {
-    /// The code book of these entries, which number the levels of their values by fields of equal width, the first value in the
-    /// lowest bits.
+    /// The code book of these entries, which number the levels of their values by fields of equal width, the first
+    /// value in the lowest bits.
     pub fn new(packed: &[u16], levels: [i8; LEVELS]) -> Self {
         let width = if LEVELS > 4 { 3 } else { 2 };
         let numbers = |entry: &u16| -> [u32; CELL] {

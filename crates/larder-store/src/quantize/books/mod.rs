@@ -1,8 +1,8 @@
-//! Formats whose values are entries of code books: each entry stands for the magnitudes of four or eight values, beside which
-//! their signs are stored, and groups have scales of four bits, odd multiples of a common one.
+//! Formats whose values are entries of code books: each entry stands for the magnitudes of four or eight values, beside
+//! which their signs are stored, and groups have scales of four bits, odd multiples of a common one.
 //!
-//! Scales are first estimated as if every combination of levels were an entry. Then, for a few scales near that, the entries with
-//! the least error are found exactly, and the common scale is replaced by the best one for them.
+//! Scales are first estimated as if every combination of levels were an entry. Then, for a few scales near that, the
+//! entries with the least error are found exactly, and the common scale is replaced by the best one for them.
 
 mod cells;
 mod code_book;

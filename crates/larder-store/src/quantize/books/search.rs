@@ -20,13 +20,13 @@ const ENTRIES: usize = 64;
 /// The largest scale of a group, which is `2 · s + 1`, and the largest `s`.
 const MOST: f32 = 31.0;
 const MOST_S: i32 = 15;
-/// How far the `s` of a group is looked for, from what it would be if every combination of levels were an entry, and then from
-/// the best one. Scales are rather larger, because few entries have many high levels.
+/// How far the `s` of a group is looked for, from what it would be if every combination of levels were an entry, and
+/// then from the best one. Scales are rather larger, because few entries have many high levels.
 const ROUNDS: [&[i32]; 2] = [&[0, 1, -1, 2, 3, -2], &[0, 1, -1]];
 
-/// How much of the loss of size is made good. The nearest values are on the whole smaller than the exact ones, by the share of
-/// their error in the sum of squares: in two bits several percent, which add up from matrix to matrix where other errors
-/// cancel out. Larger values have larger errors, so not all of it is made good.
+/// How much of the loss of size is made good. The nearest values are on the whole smaller than the exact ones, by the
+/// share of their error in the sum of squares: in two bits several percent, which add up from matrix to matrix where
+/// other errors cancel out. Larger values have larger errors, so not all of it is made good.
 const RESTORED: f32 = 0.7;
 
 /// The share of the sum of squares that is not in the mean, below which values are nearly the same.
@@ -110,7 +110,8 @@ impl<const CELL: usize, const LEVELS: usize, const HALVES: usize, const GROUP: u
         block.scales = scales.map(|scale| rounded((scale * inverse - 1.0) / 2.0, 0.0, MOST_S as f32) as u8);
     }
 
-    /// Moves the scale of each group by the best of these offsets, and chooses its entries. `None` if errors are no numbers.
+    /// Moves the scale of each group by the best of these offsets, and chooses its entries. `None` if errors are no
+    /// numbers.
     fn code_groups(
         &self,
         sizes: &[f32; SUPER],
@@ -164,14 +165,14 @@ struct GroupSums {
     ss: f32,
 }
 
-/// A scale nearer to `lossless`, with which values are as large on the whole as the exact ones. Where they are smaller by more
-/// than a fifth, this is not for want of size.
+/// A scale nearer to `lossless`, with which values are as large on the whole as the exact ones. Where they are smaller
+/// by more than a fifth, this is not for want of size.
 fn restored(scale: f32, lossless: f32) -> f32 {
     scale + RESTORED * (lossless.clamp(scale, 1.25 * scale) - scale)
 }
 
-/// The magnitudes of values and their signs. Where the number of negative ones must be even, the value that matters least gets the
-/// wrong sign, and its magnitude is negative.
+/// The magnitudes of values and their signs. Where the number of negative ones must be even, the value that matters
+/// least gets the wrong sign, and its magnitude is negative.
 fn sizes(values: &[f32; SUPER], weights: &[f32; SUPER], signs: Signs) -> ([f32; SUPER], [u8; SUPER / SIGNED]) {
     let mut sizes = values.map(f32::abs);
     let mut bytes = [0; SUPER / SIGNED];
@@ -188,8 +189,8 @@ fn sizes(values: &[f32; SUPER], weights: &[f32; SUPER], signs: Signs) -> ([f32; 
     (sizes, bytes)
 }
 
-/// The best scale of a group if every combination of levels were an entry. Values that are nearly the same are all at the lowest
-/// level, which is an entry of every book.
+/// The best scale of a group if every combination of levels were an entry. Values that are nearly the same are all at
+/// the lowest level, which is an entry of every book.
 fn first_scale(group: Group, levels: &[f32]) -> f32 {
     let (lowest, highest) = (levels[0], levels[levels.len() - 1]);
     let [w, wx, wxx] = group.sums(|x, w| [w, w * x, w * x * x]);

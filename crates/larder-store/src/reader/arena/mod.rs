@@ -62,7 +62,8 @@ impl Arena {
 
     /// Maps a slot of zero bytes for each of `sizes`, and returns the only handle to each, in order.
     ///
-    /// Sizes must be multiples of [`SHARD_ALIGN`] and at most 1 GiB. The system provides memory when it is first touched.
+    /// Sizes must be multiples of [`SHARD_ALIGN`] and at most 1 GiB. The system provides memory when it is first
+    /// touched.
     pub fn with_sizes(sizes: &[usize]) -> io::Result<(Arena, Vec<Slot>)> {
         let mut starts = Vec::with_capacity(sizes.len() + 1);
         let mut end = 0usize;
@@ -113,8 +114,9 @@ impl Arena {
         ranges
     }
 
-    /// Requests huge pages, which save TLB misses, where they lie within slots that `wanted` allows, and small ones elsewhere: the
-    /// first byte that is touched of a huge page takes memory for all of it. Without huge pages the slots work the same.
+    /// Requests huge pages, which save TLB misses, where they lie within slots that `wanted` allows, and small ones
+    /// elsewhere: the first byte that is touched of a huge page takes memory for all of it. Without huge pages the
+    /// slots work the same.
     pub fn use_huge_pages_if(&self, wanted: impl Fn(usize) -> bool) {
         system::advise_huge_pages(self.range(), false);
         for slots in self.ranges_of(wanted) {
@@ -125,8 +127,8 @@ impl Arena {
 
     /// Starts a thread that touches the slots in order, so that reads need not wait until the system has cleared their
     /// memory. It ends when all is touched, when the system refuses, or when the last slot and handle of the arena are
-    /// dropped. Slots can be used meanwhile. A later call ends the touching of the one before; systems without the call (Linux
-    /// before 5.14, others) touch memory when it is first used.
+    /// dropped. Slots can be used meanwhile. A later call ends the touching of the one before; systems without the call
+    /// (Linux before 5.14, others) touch memory when it is first used.
     pub fn touch_ahead(&self, pace: TouchPace) {
         self.touch_ahead_if(pace, |_| true);
     }
@@ -159,8 +161,8 @@ impl Arena {
         self.map.toucher.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the touching of [`touch_ahead`](Self::touch_ahead), and waits for what is being touched: memory that is given back
-    /// afterwards is not touched again.
+    /// Ends the touching of [`touch_ahead`](Self::touch_ahead), and waits for what is being touched: memory that is
+    /// given back afterwards is not touched again.
     pub fn stop_touching(&self) {
         self.toucher().iter().for_each(Toucher::stop);
     }
@@ -281,16 +283,17 @@ impl Slot {
         self
     }
 
-    /// Gives its memory back to the system, locked or not; the bytes are zero then, and the system provides memory again when
-    /// they are next used.
+    /// Gives its memory back to the system, locked or not; the bytes are zero then, and the system provides memory
+    /// again when they are next used.
     pub fn give_back(&mut self) -> io::Result<()> {
         let (start, bytes) = (self.start.as_ptr(), self.bytes);
-        // SAFETY: this handle is the only access to the bytes, and it is borrowed exclusively; the memory is anonymous and
-        // private, so that it stays mapped and reads as zeros. Locked memory cannot be given back.
+        // SAFETY: this handle is the only access to the bytes, and it is borrowed exclusively; the memory is anonymous
+        // and private, so that it stays mapped and reads as zeros. Locked memory cannot be given back.
         unsafe { system::give_back(start, bytes) }
     }
 
-    /// Locks its memory, so that the system does not swap it out. What is not provided yet is locked when it is first used.
+    /// Locks its memory, so that the system does not swap it out. What is not provided yet is locked when it is first
+    /// used.
     pub fn lock(&mut self) -> io::Result<()> {
         // SAFETY: the slot is mapped; locking neither reads nor changes its bytes.
         unsafe { system::lock(self.start.as_ptr().cast(), self.bytes) }

@@ -40,8 +40,8 @@ pub unsafe fn give_back(start: *mut u8, bytes: usize) -> io::Result<()> {
     let before = start.align_offset(page).min(bytes);
     let whole = (bytes - before) / page * page;
     let after = bytes - before - whole;
-    // SAFETY: by the contract of this function; the memory is private, so that it stays mapped. Locked memory cannot be given
-    // back.
+    // SAFETY: by the contract of this function; the memory is private, so that it stays mapped. Locked memory cannot be
+    // given back.
     unsafe {
         start.write_bytes(0, before);
         start.add(before + whole).write_bytes(0, after);
@@ -76,8 +76,8 @@ unsafe fn discard(start: *mut c_void, bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the system provide the pages of a range. Their bytes do not change, also if the kernel or a thread writes to them
-/// at the same time.
+/// Makes the system provide the pages of a range. Their bytes do not change, also if the kernel or a thread writes to
+/// them at the same time.
 ///
 /// # Safety
 ///
@@ -111,8 +111,8 @@ pub unsafe fn lock(start: *mut c_void, bytes: usize) -> io::Result<()> {
     unsafe { rustix::mm::mlock(start, bytes) }.map_err(io::Error::from)
 }
 
-/// Requests huge pages for a range of the arena, or small ones. Only an optimisation: an error, as on a system without huge
-/// pages, is ignored.
+/// Requests huge pages for a range of the arena, or small ones. Only an optimisation: an error, as on a system without
+/// huge pages, is ignored.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub fn advise_huge_pages(range: Range<usize>, huge: bool) {
     use rustix::mm::{Advice, madvise};

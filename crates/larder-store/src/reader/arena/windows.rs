@@ -76,7 +76,8 @@ pub unsafe fn lock(start: *mut c_void, bytes: usize) -> io::Result<()> {
     if unsafe { VirtualLock(start, bytes) } == 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Windows has no call that provides the pages of a range without changing their bytes; they are provided when first used.
+/// Windows has no call that provides the pages of a range without changing their bytes; they are provided when first
+/// used.
 ///
 /// # Safety
 ///

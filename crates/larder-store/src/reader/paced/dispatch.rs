@@ -142,9 +142,9 @@ impl Dispatcher {
         next.push_back(ReadRequest { shard, offset, len, slot, tag: place as u64 });
     }
 
-    /// The drive that will have a read first, of those with a copy that is known to be good, else of those with any that the
-    /// read has not failed from. A read that begins where the last of its shard ends has the same drive, so that wrong bytes
-    /// are those of one copy.
+    /// The drive that will have a read first, of those with a copy that is known to be good, else of those with any
+    /// that the read has not failed from. A read that begins where the last of its shard ends has the same drive, so
+    /// that wrong bytes are those of one copy.
     fn choose(&self, WaitingRead { read, attempts, .. }: &WaitingRead, now: Duration) -> usize {
         if self.drives.len() == 1 {
             return 0;

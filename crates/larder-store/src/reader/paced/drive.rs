@@ -118,8 +118,8 @@ impl Drive {
         self.planned += len;
     }
 
-    /// Seconds until it would have read `len` bytes behind what is planned; a drive that is not known yet is taken to be as
-    /// fast as the fastest.
+    /// Seconds until it would have read `len` bytes behind what is planned; a drive that is not known yet is taken to
+    /// be as fast as the fastest.
     pub fn finish(&self, len: u64, fastest: f64) -> f64 {
         (self.planned + len) as f64 / self.rate_now.unwrap_or(fastest).min(self.rate_most).max(1.0)
     }

@@ -250,7 +250,8 @@ fn what_was_read_with_wrong_bytes_is_read_from_the_other_copy() {
     assert!(alone.reader.read_copy(read, &wrong).is_err());
 }
 
-/// Halves of experts, on two drives of which one flips a bit in every read: none is lost, whichever half came from where.
+/// Halves of experts, on two drives of which one flips a bit in every read: none is lost, whichever half came from
+/// where.
 #[test]
 fn halves_are_of_one_copy_and_wrong_ones_are_read_from_the_other() {
     let mut mirrored = Mirrored::new(vec![3; SHARDS], all_of(0, ReadFault::Flipped(3)));

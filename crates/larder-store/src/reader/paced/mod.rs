@@ -1,10 +1,10 @@
 //! Bounds the bytes in flight of any reader by a window that follows the SSD, one for each drive, and distributes the
 //! reads between the drives.
 //!
-//! Reads beyond the window wait here and start as others complete, in order. Each call of the reader sees to that. While
-//! the caller computes, and only while reads wait, a thread does it, so that the SSD is never idle for the lack of a
-//! call. One thread at a time has the reader. It has all drives: waiting for the first completion of any is then one
-//! call, and needs no thread per drive.
+//! Reads beyond the window wait here and start as others complete, in order. Each call of the reader sees to that.
+//! While the caller computes, and only while reads wait, a thread does it, so that the SSD is never idle for the lack
+//! of a call. One thread at a time has the reader. It has all drives: waiting for the first completion of any is then
+//! one call, and needs no thread per drive.
 
 mod dispatch;
 mod drive;
@@ -108,8 +108,8 @@ impl PacedReader {
         self.shared.state().dispatcher.drives().iter().map(|drive| drive.window(self.goal).bytes()).sum()
     }
 
-    /// Mean bytes per second of the SSD while the window was full, of all drives together; `None` if it was not for long
-    /// enough.
+    /// Mean bytes per second of the SSD while the window was full, of all drives together; `None` if it was not for
+    /// long enough.
     pub fn mean_rate(&self) -> Option<f64> {
         let state = self.shared.state();
         let rates = state.dispatcher.drives().iter().filter_map(|drive| drive.window(self.goal).mean_rate());
@@ -130,8 +130,8 @@ impl Reader for PacedReader {
         let taken = reads.len().min(self.capacity.saturating_sub(self.unreturned));
         self.unreturned += taken;
         self.shared.state().dispatcher.extend(reads.drain(..taken), self.goal);
-        // Without the reader, the thread has it, and starts what may start at the next completion: it has the reader only
-        // while reads wait for one.
+        // Without the reader, the thread has it, and starts what may start at the next completion: it has the reader
+        // only while reads wait for one.
         if let Some(mut driver) = Driver::take(&self.shared) {
             driver.collect();
         }

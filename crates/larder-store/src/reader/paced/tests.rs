@@ -20,8 +20,8 @@ struct Seen {
     bytes_max: AtomicU64,
 }
 
-/// An SSD that completes reads in order and without touching their slots, at 2.5 GB/s on its own clock, and at a tenth of
-/// it while more than `collapse` bytes are in flight. Each read takes `real` time.
+/// An SSD that completes reads in order and without touching their slots, at 2.5 GB/s on its own clock, and at a tenth
+/// of it while more than `collapse` bytes are in flight. Each read takes `real` time.
 struct Ssd {
     seen: Arc<Seen>,
     in_flight: VecDeque<ReadRequest>,

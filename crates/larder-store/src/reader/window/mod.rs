@@ -6,8 +6,9 @@
 //! direction; else the controller returns to the old one, and waits longer before the next trial. A rate that falls by
 //! itself starts a trial of a smaller window at once.
 //!
-//! Where the first reads matter ([`ReadGoal::Arrival`]), a smaller window is also kept if it is hardly slower: a drive divides
-//! its rate between the reads in flight, so a large number of them all complete at the end, and few of them one after the other.
+//! Where the first reads matter ([`ReadGoal::Arrival`]), a smaller window is also kept if it is hardly slower: a drive
+//! divides its rate between the reads in flight, so a large number of them all complete at the end, and few of them one
+//! after the other.
 //!
 //! Reads that all fit into the window say nothing, and are not sampled: neither an idle reader nor a short burst moves
 //! the window. The controller has no clock and does no I/O.
@@ -19,8 +20,8 @@ use super::ReadGoal;
 /// Bytes in flight before anything is known: enough for most drives at the size of an expert, and too little for the
 /// rate of any drive that was measured to collapse.
 const START_BYTES: u64 = 24 << 20;
-/// The same where the first reads matter: nearly enough for the rate of most drives, and few enough that the misses of a token
-/// arrive one after the other.
+/// The same where the first reads matter: nearly enough for the rate of most drives, and few enough that the misses of
+/// a token arrive one after the other.
 const START_BYTES_FOR_ARRIVAL: u64 = 4 << 20;
 /// The smallest window in bytes; a single read may be larger.
 const FLOOR_BYTES: u64 = 2 << 20;

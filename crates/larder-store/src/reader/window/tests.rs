@@ -35,8 +35,8 @@ impl<F: Fn(f64, u64) -> f64> Drive<F> {
         self.in_flight.iter().sum()
     }
 
-    /// Reads `total` bytes in reads of `len`, as many at a time as the window allows, the rate varying by a tenth. Returns
-    /// the mean rate.
+    /// Reads `total` bytes in reads of `len`, as many at a time as the window allows, the rate varying by a tenth.
+    /// Returns the mean rate.
     fn read(&mut self, total: u64, len: u64) -> f64 {
         let start = self.now;
         let mut left = total / len;

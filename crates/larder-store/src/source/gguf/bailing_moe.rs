@@ -28,8 +28,8 @@ pub(super) const LING_OUTPUT: &[Rename] = &[("attn_output.weight", "attention.de
 
 pub(super) const LING_ROUTER_BIAS: &[Rename] = &[("exp_probs_b.bias", "mlp.gate.expert_bias", Same)];
 
-/// llama.cpp's converter splits the product of queries, keys and values, and divides the columns of the output head by their
-/// lengths.
+/// llama.cpp's converter splits the product of queries, keys and values, and divides the columns of the output head by
+/// their lengths.
 pub(super) fn bailingmoe(hp: &Hyperparameters) -> Result<Keys> {
     hp.scores_are(SOFTMAX_SCORES)?;
     hp.whole_heads_rotate()?;

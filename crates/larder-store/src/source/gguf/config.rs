@@ -28,8 +28,8 @@ pub(super) const SOFTMAX_SCORES: u64 = 1;
 pub(super) const SIGMOID_SCORES: u64 = 2;
 pub(super) const SQRT_SOFTPLUS_SCORES: u64 = 4;
 
-/// Positions for which Mistral Small 4 was trained before its context was extended, and by how much it scales queries up
-/// beyond them.
+/// Positions for which Mistral Small 4 was trained before its context was extended, and by how much it scales queries
+/// up beyond them.
 const MISTRAL4_TRAINED: u64 = 8192;
 const MISTRAL4_BETA: f64 = 0.1;
 

@@ -83,12 +83,13 @@ impl<'a> Cursor<'a> {
             return Ok(());
         }
         let at = self.at;
-        Err(match self.end < self.file.len() {
-            true => self.malformed(format!(
+        Err(if self.end < self.file.len() {
+            self.malformed(format!(
                 "declares {count} {what} at byte {at}, more than a header of {} MiB can hold",
                 HEADER_MAX_BYTES >> 20
-            )),
-            false => self.malformed(format!("declares {count} {what} at byte {at}, but only {left} bytes are left")),
+            ))
+        } else {
+            self.malformed(format!("declares {count} {what} at byte {at}, but only {left} bytes are left"))
         })
     }
 }

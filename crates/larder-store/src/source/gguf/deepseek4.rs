@@ -116,8 +116,9 @@ pub(super) fn swiglu_limit(hp: &Hyperparameters) -> Result<f32> {
     let experts = hp.metadata.need("swiglu_clamp_exp", bounds("swiglu_clamp_exp")?)?;
     let shared = bounds("swiglu_clamp_shexp")?.unwrap_or(experts);
     let first = hp.metadata.need("swiglu_clamp_exp", experts.first())?;
-    match experts.iter().chain(shared).all(|bound| bound == first) {
-        true => Ok(*first),
-        false => Err(hp.unsupported("bounds gate and up differently by layer, which its architecture does not")),
+    if experts.iter().chain(shared).all(|bound| bound == first) {
+        Ok(*first)
+    } else {
+        Err(hp.unsupported("bounds gate and up differently by layer, which its architecture does not"))
     }
 }

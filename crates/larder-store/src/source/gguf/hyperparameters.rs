@@ -22,8 +22,8 @@ pub(super) fn keys(value: Value) -> Keys {
 /// `rope.scaling.attn_factor`, llama.cpp's converter writes what other longrope models derive from their context.
 const PHI_AMPLITUDE: f64 = 1.243163121016122;
 
-/// The `rope_scaling` that divides frequencies by the first list in sequences up to `original` tokens, and by the second
-/// in longer ones.
+/// The `rope_scaling` that divides frequencies by the first list in sequences up to `original` tokens, and by the
+/// second in longer ones.
 fn longrope([short, long]: [&[f32]; 2], original: u64, amplitude: f64) -> Value {
     let list = |factors: &[f32]| factors.iter().map(|f| shortest(*f)).collect::<Vec<_>>();
     json!({
@@ -154,7 +154,8 @@ impl<'a> Hyperparameters<'a> {
         self.rope_scaling_of(None)
     }
 
-    /// As [`rope_scaling`](Self::rope_scaling); `pairs` of each head are divided by a tensor of the file, or as many as it has.
+    /// As [`rope_scaling`](Self::rope_scaling); `pairs` of each head are divided by a tensor of the file, or as many as
+    /// it has.
     pub fn rope_scaling_of(&self, pairs: Option<u64>) -> Result<Value> {
         let factor = match self.opt_float("rope.scaling.factor")? {
             None => self.opt_float("rope.scale_linear")?,

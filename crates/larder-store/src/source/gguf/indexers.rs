@@ -21,7 +21,8 @@ pub(super) fn glm_dsa(hp: &Hyperparameters) -> Result<Keys> {
     Ok(own)
 }
 
-/// For each layer whether it has an indexer. Older files of GLM do not list those that have, which are those with its tensors.
+/// For each layer whether it has an indexer. Older files of GLM do not list those that have, which are those with its
+/// tensors.
 pub(super) fn indexer_types(hp: &Hyperparameters) -> Result<Vec<&'static str>> {
     let own_indexers = match listed_layers(hp, "attention.indexer.types")? {
         Some(listed) => listed,

@@ -76,7 +76,8 @@ impl Gguf {
         Self::open_with(path, &SourceOptions::default())
     }
 
-    /// As [`open`](Self::open), with these options: the first block for multi-token prediction is the layer behind the last.
+    /// As [`open`](Self::open), with these options: the first block for multi-token prediction is the layer behind the
+    /// last.
     pub fn open_with(path: &Path, options: &SourceOptions) -> Result<Self> {
         let mtp = options.mtp;
         let GgufParts { files, header_bytes, metadata, tensors } = GgufParts::open(path)?;

@@ -23,7 +23,8 @@ pub(super) enum Remap {
     Same,
     /// A vector in GGUF is a matrix of one row on the hub.
     AsRow,
-    /// The hub has a dimension of 1 in the middle: the channels of a convolution. GGUF has any dimensions of 1 before the last.
+    /// The hub has a dimension of 1 in the middle: the channels of a convolution. GGUF has any dimensions of 1 before
+    /// the last.
     AsChannels,
     /// The hub has a vector, and GGUF the same values in any form.
     AsVector,
@@ -151,7 +152,8 @@ impl Architecture {
             groups.iter().copied().flatten().find(|(gguf, ..)| *gguf == name).map(|(_, hub, remap)| (*hub, *remap))
         };
         let found = match split_layer(name) {
-            // Those of further blocks for multi-token prediction, and its copies of embedding and output head, are never used.
+            // Those of further blocks for multi-token prediction, and its copies of embedding and output head, are
+            // never used.
             Some((layer, _)) if layer > layers || (layer == layers && mtp == MtpTensors::LeftOut) => return Ok(None),
             Some((_, "nextn.embed_tokens.weight" | "nextn.shared_head_head.weight")) => return Ok(None),
             Some((_, part)) if is_expert(part) => Some((name.to_owned(), Remap::Same)),
@@ -280,9 +282,10 @@ fn find_experts(path: &Path, tensors: &[GgufTensor]) -> Result<ExpertNames> {
             .then(|| ["up_exps.bias", "down_exps.bias"].map(|tensor| piece(tensor, RowPick::All)).into());
         return Ok(ExpertNames { matrices: [piece("up_exps.weight", RowPick::All), down].into(), bias });
     }
-    let (gate, up) = match has(".ffn_gate_up_exps.weight") {
-        true => (piece("gate_up_exps.weight", RowPick::FirstHalf), piece("gate_up_exps.weight", RowPick::SecondHalf)),
-        false => (piece("gate_exps.weight", RowPick::All), piece("up_exps.weight", RowPick::All)),
+    let (gate, up) = if has(".ffn_gate_up_exps.weight") {
+        (piece("gate_up_exps.weight", RowPick::FirstHalf), piece("gate_up_exps.weight", RowPick::SecondHalf))
+    } else {
+        (piece("gate_exps.weight", RowPick::All), piece("up_exps.weight", RowPick::All))
     };
     let bias = has(".ffn_gate_exps.bias")
         .then(|| ["gate_exps.bias", "up_exps.bias", "down_exps.bias"].map(|t| piece(t, RowPick::All)).into());

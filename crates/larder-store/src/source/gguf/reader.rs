@@ -219,9 +219,10 @@ fn read_kind(cursor: &mut Cursor, tensor: &str) -> Result<(NumberFormat, bool)> 
 
 fn alignment(metadata: &Metadata) -> Result<u64> {
     let alignment = metadata.uint("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT);
-    match alignment.is_power_of_two() {
-        true => Ok(alignment),
-        false => Err(StoreError::malformed(metadata.path(), format!("is aligned to {alignment}, not a power of two"))),
+    if alignment.is_power_of_two() {
+        Ok(alignment)
+    } else {
+        Err(StoreError::malformed(metadata.path(), format!("is aligned to {alignment}, not a power of two")))
     }
 }
 

@@ -42,8 +42,9 @@ fn read_floats(path: &Path, file: &ReadAt, tensor: &GgufTensor) -> Result<Vec<f3
     }
     let bytes = file.read_vec(*offset, meta.bytes as u64)?;
     let factors: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-    match factors.iter().all(|f| f.is_finite() && *f > 0.0) {
-        true => Ok(factors),
-        false => Err(StoreError::malformed(path, format!("has values in the tensor '{name}' that are not positive"))),
+    if factors.iter().all(|f| f.is_finite() && *f > 0.0) {
+        Ok(factors)
+    } else {
+        Err(StoreError::malformed(path, format!("has values in the tensor '{name}' that are not positive")))
     }
 }

@@ -1,5 +1,5 @@
-//! Scales of whole matrices: `NAME.scale` has the f32 that all values of `NAME.weight` are multiplied by, or one for each of its
-//! experts. `NAME.input_scale` is for products with activations of four bits, which no product here has.
+//! Scales of whole matrices: `NAME.scale` has the f32 that all values of `NAME.weight` are multiplied by, or one for
+//! each of its experts. `NAME.input_scale` is for products with activations of four bits, which no product here has.
 
 use std::collections::HashSet;
 

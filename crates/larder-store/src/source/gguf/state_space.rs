@@ -139,7 +139,8 @@ pub(super) fn jamba(hp: &Hyperparameters) -> Result<Keys> {
     })))
 }
 
-/// The period of the layers that are marked, and the offset of the first of them; `None` if they do not recur with a period.
+/// The period of the layers that are marked, and the offset of the first of them; `None` if they do not recur with a
+/// period.
 fn period(marked: &[bool]) -> Option<(usize, usize)> {
     let mut places = (0..marked.len()).filter(|layer| marked[*layer]);
     let offset = places.next().unwrap_or(marked.len());

@@ -110,7 +110,8 @@ pub(super) fn mimo2(hp: &Hyperparameters) -> Result<Keys> {
     Ok(own)
 }
 
-/// GGUF has no key for the share of a head that rotates in layers with full attention: it is half of that in the others.
+/// GGUF has no key for the share of a head that rotates in layers with full attention: it is half of that in the
+/// others.
 pub(super) fn step35(hp: &Hyperparameters) -> Result<Keys> {
     hp.scores_are(SIGMOID_SCORES)?;
     if !hp.flag_or("expert_weights_norm", true)? {
@@ -177,8 +178,8 @@ impl<'a> Types<'a> {
         })))
     }
 
-    /// The values of layers with full attention and of the others, which must agree within a type. A type without layers
-    /// has those of the other one.
+    /// The values of layers with full attention and of the others, which must agree within a type. A type without
+    /// layers has those of the other one.
     fn both(&self, what: &str, values: &[u64]) -> Result<[u64; 2]> {
         let [full, sliding] = [false, true].map(|kind| {
             let mut own = values.iter().zip(&self.sliding).filter(|(_, s)| **s == kind).map(|(value, _)| *value);
@@ -192,8 +193,8 @@ impl<'a> Types<'a> {
         }
     }
 
-    /// The config's `rope_parameters`; `shares` of a head rotate in layers with full attention and in the others. Only the
-    /// first are scaled, if by divisors in the file, by the first `divisors` of them.
+    /// The config's `rope_parameters`; `shares` of a head rotate in layers with full attention and in the others. Only
+    /// the first are scaled, if by divisors in the file, by the first `divisors` of them.
     fn ropes(&self, shares: [f64; 2], divisors: Option<u64>) -> Result<Value> {
         let base = self.hp.opt_float("rope.freq_base")?.unwrap_or(10000.0);
         let mut full = rope_object(self.hp.rope_scaling_of(divisors)?);

@@ -1,4 +1,5 @@
-//! AWQ: integers of four bits packed along the rows, with a scale and a zero point per row and group of columns. Kept as q5_0, exactly.
+//! AWQ: integers of four bits packed along the rows, with a scale and a zero point per row and group of columns. Kept
+//! as q5_0, exactly.
 
 use larder_core::NumberFormat;
 use serde_json::Value;

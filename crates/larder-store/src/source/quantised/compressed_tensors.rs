@@ -1,5 +1,5 @@
-//! The library compressed-tensors: integers of four bits (kept as q4_0, exactly), MXFP4 and NVFP4 (kept as mxfp4 and nvfp4,
-//! exactly) and FP8.
+//! The library compressed-tensors: integers of four bits (kept as q4_0, exactly), MXFP4 and NVFP4 (kept as mxfp4 and
+//! nvfp4, exactly) and FP8.
 
 use safetensors::Dtype;
 use serde_json::Value;

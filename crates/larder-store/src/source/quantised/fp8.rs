@@ -1,6 +1,6 @@
-//! FP8 (E4M3) weights with a scale per block of rows and columns, per row, or per tensor. A value is the weight times its
-//! scale, also where the scale is called `weight_scale_inv`. They are kept as bf16, which is exact where scales are powers of
-//! two. The experts of DeepSeek-V4 are floats of four bits beside them, kept as mxfp4.
+//! FP8 (E4M3) weights with a scale per block of rows and columns, per row, or per tensor. A value is the weight times
+//! its scale, also where the scale is called `weight_scale_inv`. They are kept as bf16, which is exact where scales are
+//! powers of two. The experts of DeepSeek-V4 are floats of four bits beside them, kept as mxfp4.
 
 use std::{collections::HashSet, ops::Range};
 
@@ -61,8 +61,8 @@ fn add_fp4(from: &Checkpoint, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// Adds every tensor of dtype F8_E4M3 that is no part of another, each with its scales, which are per block of the size `block` unless their shape
-/// says otherwise.
+/// Adds every tensor of dtype F8_E4M3 that is no part of another, each with its scales, which are per block of the size
+/// `block` unless their shape says otherwise.
 pub(super) fn add(from: &Checkpoint, block: Option<(usize, usize)>, found: &mut Found) -> Result<()> {
     let taken: HashSet<String> =
         found.tensors.values().flat_map(|tensor| tensor.encoding.parts()).map(str::to_owned).collect();

@@ -1,5 +1,6 @@
-//! GPTQ: integers packed along the columns of a transposed matrix, with a scale and a zero point per row and group of columns. Kept as
-//! q4_0 or q8_0 where they are symmetric, else as q5_0, exactly. Columns in another order (act-order) are refused.
+//! GPTQ: integers packed along the columns of a transposed matrix, with a scale and a zero point per row and group of
+//! columns. Kept as q4_0 or q8_0 where they are symmetric, else as q5_0, exactly. Columns in another order (act-order)
+//! are refused.
 
 use larder_core::{NumberFormat, Tensors};
 use safetensors::Dtype;
@@ -65,9 +66,10 @@ impl Sizes {
             return Err(StoreError::new(StoreErrorKind::Unsupported, from.path(), what));
         }
         let cols = words * (WORD / bits);
-        match cols.is_multiple_of(groups) && WORD * zero_words == bits * rows {
-            true => Ok(Sizes { rows, cols, group: cols / groups, bits }),
-            false => Err(mismatch(from, &codes)),
+        if cols.is_multiple_of(groups) && WORD * zero_words == bits * rows {
+            Ok(Sizes { rows, cols, group: cols / groups, bits })
+        } else {
+            Err(mismatch(from, &codes))
         }
     }
 }

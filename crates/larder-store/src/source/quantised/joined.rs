@@ -1,5 +1,5 @@
-//! Tables that a checkpoint has in several parts: the rows of `NAME.shard_0.weight`, `NAME.shard_1.weight`, … are those of
-//! `NAME.weight`.
+//! Tables that a checkpoint has in several parts: the rows of `NAME.shard_0.weight`, `NAME.shard_1.weight`, … are those
+//! of `NAME.weight`.
 
 use std::{collections::BTreeMap, ops::Range};
 

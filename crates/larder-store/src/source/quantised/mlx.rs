@@ -1,5 +1,5 @@
-//! MLX: integers with a scale and a bias per group of columns, or floats of four bits (`mxfp4`). Integers of two and four bits are kept as
-//! q4_1, exactly; those of eight have no equivalent and are rounded to f16.
+//! MLX: integers with a scale and a bias per group of columns, or floats of four bits (`mxfp4`). Integers of two and
+//! four bits are kept as q4_1, exactly; those of eight have no equivalent and are rounded to f16.
 
 use larder_core::NumberFormat;
 use safetensors::Dtype;

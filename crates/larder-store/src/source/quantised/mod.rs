@@ -1,9 +1,11 @@
-//! Checkpoints with tensors that are quantised in a form of the hub, or divided into parts, as plain tensors under plain names.
+//! Checkpoints with tensors that are quantised in a form of the hub, or divided into parts, as plain tensors under
+//! plain names.
 //!
-//! The config's `quantization_config` names a method; [`METHODS`] has a row for each, with a file of its own. A method says
-//! of which stored tensors each quantised tensor is made ([`Encoding`]). Such a tensor is seen in two ways: in the number
-//! format in which it is kept, its exact equivalent where there is one, or widened to f32 ([`Source::as_floats`]), from
-//! which it can be rounded to any other. Tables in parts ([`joined`]) are found in any checkpoint, also if the parts are quantised.
+//! The config's `quantization_config` names a method; [`METHODS`] has a row for each, with a file of its own. A method
+//! says of which stored tensors each quantised tensor is made ([`Encoding`]). Such a tensor is seen in two ways: in the
+//! number format in which it is kept, its exact equivalent where there is one, or widened to f32
+//! ([`Source::as_floats`]), from which it can be rounded to any other. Tables in parts ([`joined`]) are found in any
+//! checkpoint, also if the parts are quantised.
 
 use std::{collections::BTreeMap, ops::Range, path::Path, sync::Arc};
 
@@ -85,8 +87,8 @@ trait Encoding: Send + Sync {
 
     /// Writes the values from value `first` on.
     ///
-    /// The caller guarantees that they exist, that there is at least one, and that `first` and the length are whole blocks
-    /// of [`kind`](Self::kind).
+    /// The caller guarantees that they exist, that there is at least one, and that `first` and the length are whole
+    /// blocks of [`kind`](Self::kind).
     fn widen(&self, from: &Checkpoint, first: usize, out: &mut [f32]) -> Result<()>;
 
     /// Writes the blocks of [`kind`](Self::kind) from value `first` on, under the conditions of [`widen`](Self::widen).
@@ -122,9 +124,10 @@ impl PackedTensor {
 pub fn plain(checkpoint: Checkpoint) -> Result<Box<dyn Source>> {
     let mut found = quantised(&checkpoint)?;
     joined::join(&checkpoint, &mut found)?;
-    match found.tensors.is_empty() {
-        true => Ok(Box::new(checkpoint)),
-        false => Ok(Box::new(QuantisedCheckpoint::new(checkpoint, found))),
+    if found.tensors.is_empty() {
+        Ok(Box::new(checkpoint))
+    } else {
+        Ok(Box::new(QuantisedCheckpoint::new(checkpoint, found)))
     }
 }
 

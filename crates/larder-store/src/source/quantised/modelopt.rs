@@ -1,5 +1,5 @@
-//! NVIDIA's Model Optimizer: NVFP4 (kept as nvfp4, exactly) and FP8, also mixed. The scales of inputs are left out: they are for
-//! products with quantised activations of a fixed range.
+//! NVIDIA's Model Optimizer: NVFP4 (kept as nvfp4, exactly) and FP8, also mixed. The scales of inputs are left out:
+//! they are for products with quantised activations of a fixed range.
 
 use larder_core::{ExpertNames, RowPick, TensorSlice};
 use safetensors::Dtype;
@@ -42,8 +42,8 @@ pub(super) fn find(from: &Checkpoint, config: &Value) -> Result<Found> {
     Ok(found)
 }
 
-/// The names of the experts that are stacked in `gate_up_proj`, gate before up, and `down_proj`, whose rows are seen as rows though
-/// they are stored as columns. `start` is what the names of a layer begin with.
+/// The names of the experts that are stacked in `gate_up_proj`, gate before up, and `down_proj`, whose rows are seen as
+/// rows though they are stored as columns. `start` is what the names of a layer begin with.
 fn stacked_experts(start: &str) -> Option<ExpertNames> {
     let (before, behind) = start.split_once(".layers.")?;
     let behind = behind.trim_start_matches(|digit: char| digit.is_ascii_digit());

@@ -1,4 +1,5 @@
-//! MXFP4 as gpt-oss is published: experts in `*_blocks` and `*_scales`, all else in bf16. They are kept as mxfp4, exactly.
+//! MXFP4 as gpt-oss is published: experts in `*_blocks` and `*_scales`, all else in bf16. They are kept as mxfp4,
+//! exactly.
 
 use larder_core::{ExpertNames, PerMatrix, RowPick, TensorSlice};
 use safetensors::Dtype;

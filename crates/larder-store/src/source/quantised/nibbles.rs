@@ -39,8 +39,8 @@ struct Nibbles {
 
 /// The tensor `name` of `shape`, whose codes, floats or integers, are in `packed` and whose scales are in `scales`.
 ///
-/// The caller guarantees that `packed` holds half a byte for each value of the shape. Refused are scales of another shape or
-/// type.
+/// The caller guarantees that `packed` holds half a byte for each value of the shape. Refused are scales of another
+/// shape or type.
 pub(super) fn tensor(
     from: &Checkpoint,
     name: &str,

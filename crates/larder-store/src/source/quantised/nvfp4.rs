@@ -1,6 +1,6 @@
-//! NVFP4: floats of four bits, two to a byte (the value of even index in the low bits), an E4M3 scale per 16 columns, and an f32
-//! per matrix. Kept as nvfp4, exactly, with the f32 beside it under [`matrix_scale_name`]. The rows of stacked matrices may be
-//! stored as columns: `[matrices, cols / 2, rows]`, and scales `[matrices, cols / 16, rows]`.
+//! NVFP4: floats of four bits, two to a byte (the value of even index in the low bits), an E4M3 scale per 16 columns,
+//! and an f32 per matrix. Kept as nvfp4, exactly, with the f32 beside it under [`matrix_scale_name`]. The rows of
+//! stacked matrices may be stored as columns: `[matrices, cols / 2, rows]`, and scales `[matrices, cols / 16, rows]`.
 
 use std::ops::Range;
 

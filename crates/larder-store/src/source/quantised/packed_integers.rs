@@ -1,8 +1,9 @@
-//! Integers of two, four or eight bits, packed in words of 32, with a scale and a zero point or bias per group of columns: the forms of
-//! GPTQ, AWQ and MLX.
+//! Integers of two, four or eight bits, packed in words of 32, with a scale and a zero point or bias per group of
+//! columns: the forms of GPTQ, AWQ and MLX.
 //!
-//! A value is `(code - zero) * scale`, or `code * scale + bias`. Four bits less a zero point lie between -16 and 15, so that `q5_0` holds
-//! them exactly; with the zero point in the middle `q4_0` does. Codes with a bias are those of `q4_1`.
+//! A value is `(code - zero) * scale`, or `code * scale + bias`. Four bits less a zero point lie between -16 and 15, so
+//! that `q5_0` holds them exactly; with the zero point in the middle `q4_0` does. Codes with a bias are those of
+//! `q4_1`.
 
 use std::ops::Range;
 
@@ -28,15 +29,18 @@ const LONG_STEP: usize = 1 << 22;
 pub(super) enum Packing {
     /// Consecutive columns of one row; word rows are those of the matrix. Scales are `[rows, groups]`.
     Rows,
-    /// Consecutive columns of one row; the words are transposed: `[cols / per word, rows]`. Scales are `[groups, rows]`.
+    /// Consecutive columns of one row; the words are transposed: `[cols / per word, rows]`. Scales are
+    /// `[groups, rows]`.
     Transposed,
-    /// Eight rows of one column, first the even ones and then the odd ones: `[cols, rows / 8]`. Scales are `[groups, rows]`.
+    /// Eight rows of one column, first the even ones and then the odd ones: `[cols, rows / 8]`. Scales are
+    /// `[groups, rows]`.
     Interleaved,
 }
 
 /// Zero points, which are subtracted from codes, or biases, which are added to products.
 pub(super) enum Offsets {
-    /// Zero points, packed like codes but along the rows: `[groups, rows / per word]`. What is stored is less by `less`.
+    /// Zero points, packed like codes but along the rows: `[groups, rows / per word]`. What is stored is less by
+    /// `less`.
     Zeros { name: String, less: i32 },
     /// A float for each scale, of the same type.
     Biases(String),
@@ -328,9 +332,10 @@ fn regions(first: usize, count: usize, cols: usize) -> Vec<Region> {
     let mut regions = vec![];
     while at < end {
         let (row, col) = (at / cols, at % cols);
-        let region = match col == 0 && end - at >= cols {
-            true => Region { rows: row..end / cols, cols: 0..cols },
-            false => Region { rows: row..row + 1, cols: col..cols.min(col + end - at) },
+        let region = if col == 0 && end - at >= cols {
+            Region { rows: row..end / cols, cols: 0..cols }
+        } else {
+            Region { rows: row..row + 1, cols: col..cols.min(col + end - at) }
         };
         at += region.rows.len() * region.cols.len();
         regions.push(region);

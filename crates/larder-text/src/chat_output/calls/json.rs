@@ -12,8 +12,8 @@ pub struct JsonScanner {
 }
 
 impl JsonScanner {
-    /// Bytes at the front of `text` that belong to the value, and whether it ends there. A number or a word ends before the
-    /// character behind it.
+    /// Bytes at the front of `text` that belong to the value, and whether it ends there. A number or a word ends before
+    /// the character behind it.
     pub fn take(&mut self, text: &str) -> (usize, bool) {
         for (at, byte) in text.bytes().enumerate() {
             if self.in_string {

@@ -30,8 +30,8 @@ pub enum CallProgress {
 
 /// Reads one call as its text arrives.
 pub trait CallReader: Send {
-    /// Takes from the front of `text` what is certain, and adds the parts of the call to `parts`. With `ended` no more text
-    /// follows.
+    /// Takes from the front of `text` what is certain, and adds the parts of the call to `parts`. With `ended` no more
+    /// text follows.
     fn read(&mut self, text: &mut String, ended: bool, parts: &mut Vec<OutputPart>) -> CallProgress;
 }
 

@@ -94,7 +94,8 @@ impl NamedJsonReader {
         None
     }
 
-    /// Takes a value that is looked at as a whole: a name, arguments that came before it or are a string, or anything else.
+    /// Takes a value that is looked at as a whole: a name, arguments that came before it or are a string, or anything
+    /// else.
     fn whole_value(&mut self, key: String, text: &mut String, parts: &mut Vec<OutputPart>) -> Option<CallProgress> {
         let (bytes, complete) = JsonScanner::default().take(text);
         if !complete {
@@ -116,10 +117,7 @@ impl NamedJsonReader {
                 // Some models write the arguments as a string of JSON.
                 let arguments = if let Ok(Value::String(inner)) = given { inner } else { value };
                 self.argued |= self.named;
-                match self.named {
-                    true => parts.push(OutputPart::CallArguments(arguments)),
-                    false => self.early = Some(arguments),
-                }
+                if self.named { parts.push(OutputPart::CallArguments(arguments)) } else { self.early = Some(arguments) }
             }
             _ => {}
         }

@@ -84,9 +84,10 @@ impl ParameterReader {
         let others = [self.marks.key.0, self.marks.close].map(str::trim);
         let other = others.iter().filter_map(|mark| text.find(mark)).min().map(|at| (at, 0));
         let Some((at, skip)) = [own, other].into_iter().flatten().min() else {
-            return Some(match ended || text.len() > HEAD_BYTES_MAX {
-                true => CallProgress::NotACall,
-                false => CallProgress::More,
+            return Some(if ended || text.len() > HEAD_BYTES_MAX {
+                CallProgress::NotACall
+            } else {
+                CallProgress::More
             });
         };
         let name = text[..at].trim().to_owned();
@@ -130,7 +131,8 @@ impl ParameterReader {
         None
     }
 
-    /// The argument's name, and how its value is written: by the attribute `string` if there is one, else by the schema.
+    /// The argument's name, and how its value is written: by the attribute `string` if there is one, else by the
+    /// schema.
     fn key_and_type(&self, text: &str) -> (String, Written) {
         if let Some((key, is_string)) = text.split_once("\" string=\"") {
             return (key.to_owned(), if is_string == "true" { Written::Text } else { Written::Json });

@@ -1,5 +1,5 @@
-//! The size that a grammar has when it is expanded, counted before anything is built: references that the compiler copies, classes of
-//! characters, schemas that it combines.
+//! The size that a grammar has when it is expanded, counted before anything is built: references that the compiler
+//! copies, classes of characters, schemas that it combines.
 
 mod lark;
 mod schema;

@@ -1,4 +1,5 @@
-//! The expanded size of a JSON Schema: alternatives that have to hold together are combined, and patterns of keys compared in pairs.
+//! The expanded size of a JSON Schema: alternatives that have to hold together are combined, and patterns of keys
+//! compared in pairs.
 
 use std::collections::HashMap;
 

@@ -1,8 +1,8 @@
 //! Grammars in GBNF, the notation of llama.cpp, as grammars in Lark.
 //!
-//! A rule that does not refer to itself, however indirectly, becomes a terminal, which is a regular expression; others become
-//! rules. A terminal takes as much text as it can: where it could also end earlier, so that what follows would begin within
-//! it, that text is not generated. No text is generated that the grammar does not have.
+//! A rule that does not refer to itself, however indirectly, becomes a terminal, which is a regular expression; others
+//! become rules. A terminal takes as much text as it can: where it could also end earlier, so that what follows would
+//! begin within it, that text is not generated. No text is generated that the grammar does not have.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -373,9 +373,8 @@ impl Lark<'_> {
 
 fn class(negated: bool, ranges: &[(char, char)]) -> String {
     let code = |c: char| format!("\\x{{{:x}}}", u32::from(c));
-    let range = |(first, last): &(char, char)| match first == last {
-        true => code(*first),
-        false => format!("{}-{}", code(*first), code(*last)),
+    let range = |(first, last): &(char, char)| {
+        if first == last { code(*first) } else { format!("{}-{}", code(*first), code(*last)) }
     };
     let ranges: String = ranges.iter().map(range).collect();
     format!("/[{}{ranges}]/", if negated { "^" } else { "" })

@@ -1,5 +1,5 @@
-//! Decode of several sequences in one step, as the server does for several clients: throughput and the time of a step, beside
-//! the least that the machine allows.
+//! Decode of several sequences in one step, as the server does for several clients: throughput and the time of a step,
+//! beside the least that the machine allows.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,7 +26,8 @@ pub struct ClientsRun {
     /// Of each step.
     steps: Vec<Duration>,
     traffic: Traffic,
-    /// The experts that steps want; `None` with a GPU, which counts them itself and would have to wait to report each choice.
+    /// The experts that steps want; `None` with a GPU, which counts them itself and would have to wait to report each
+    /// choice.
     wanted: Option<WantedExperts>,
     streaming: bool,
 }

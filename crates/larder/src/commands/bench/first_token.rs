@@ -1,4 +1,5 @@
-//! The time to the first token of prompts of several lengths, cold and warm, beside the least time that the machine allows.
+//! The time to the first token of prompts of several lengths, cold and warm, beside the least time that the machine
+//! allows.
 
 use std::time::Duration;
 
@@ -46,8 +47,8 @@ pub struct FirstToken {
     streaming: bool,
 }
 
-/// Measures each prompt with empty slots (cold), and another of its length with the slots as that left them (warm). Where
-/// slots cannot be emptied all prompts are warm.
+/// Measures each prompt with empty slots (cold), and another of its length with the slots as that left them (warm).
+/// Where slots cannot be emptied all prompts are warm.
 pub fn measure(
     engine: &mut InferenceEngine,
     model: &OpenModel,

@@ -1,4 +1,5 @@
-//! How long products take whose weights are in the processor's caches: the limit of arithmetic for steps of several tokens.
+//! How long products take whose weights are in the processor's caches: the limit of arithmetic for steps of several
+//! tokens.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -50,8 +50,8 @@ impl Limits {
         self.resident + self.experts * self.expert
     }
 
-    /// The shortest time in seconds in which memory provides the weights of `steps` steps that want `experts` experts in all,
-    /// whatever the number of tokens in each.
+    /// The shortest time in seconds in which memory provides the weights of `steps` steps that want `experts` experts
+    /// in all, whatever the number of tokens in each.
     pub fn step_seconds(&self, steps: usize, experts: usize) -> f64 {
         (steps as f64 * self.resident + experts as f64 * self.expert) / self.memory
     }
@@ -78,7 +78,8 @@ impl Limits {
         ]
     }
 
-    /// As [`least_seconds`](Self::least_seconds), of steps of several sequences; without the SSD, and `None` without a GPU.
+    /// As [`least_seconds`](Self::least_seconds), of steps of several sequences; without the SSD, and `None` without a
+    /// GPU.
     pub fn device_seconds(&self, traffic: &Traffic, steps: usize) -> Option<[(&'static str, f64); 4]> {
         Some(self.tier_seconds(self.gpu.as_ref()?, traffic.tiers.as_ref()?, steps))
     }

@@ -1,5 +1,5 @@
-//! `larder bench --trace`: decoding with the experts of a recorded trace, so that the cache meets the reuse of real text
-//! whatever the weights are.
+//! `larder bench --trace`: decoding with the experts of a recorded trace, so that the cache meets the reuse of real
+//! text whatever the weights are.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -54,8 +54,8 @@ impl Replayed {
     }
 }
 
-/// A router whose choices for decoded tokens are those of a trace, in its order; after the last token comes the first again.
-/// Tokens of a prompt get the model's own choice.
+/// A router whose choices for decoded tokens are those of a trace, in its order; after the last token comes the first
+/// again. Tokens of a prompt get the model's own choice.
 struct TraceRouter {
     trace: Arc<Trace>,
     decoded: Vec<usize>,

@@ -152,8 +152,8 @@ fn second_json(division: Division, folder: &Path, added: Option<&AddedDrive>) ->
     })
 }
 
-/// Refuses a source, formats or an importance matrix other than those that the finished store was made of. The store itself and a name on the hub
-/// can stand for its source.
+/// Refuses a source, formats or an importance matrix other than those that the finished store was made of. The store
+/// itself and a name on the hub can stand for its source.
 fn check_source(args: &ConvertArgs, importance: Option<&Importance>) -> Result<()> {
     let (manifest, _) = Manifest::read(&args.store)?;
     let made = &manifest.source;

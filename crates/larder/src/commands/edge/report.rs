@@ -10,7 +10,8 @@ use larder_lab::{Fact, ReportOrigin};
 /// Algorithms whose running times are drawn; the others take almost none.
 const TIMED: [&str; 4] = ["accelerated", "dp", "greedy", "greedy-gain"];
 
-/// Where the paper states numbers: the sweep, the GB of a server, and by how many percent its algorithm is below others.
+/// Where the paper states numbers: the sweep, the GB of a server, and by how many percent its algorithm is below
+/// others.
 pub const PAPER_SWEEP: &str = "storage";
 const PAPER_STORAGE_GB: f64 = 2.5;
 const PAPER_RESULTS: [(&str, f64); 2] = [("greedy-gain", 16.7), ("lfu", 19.5)];

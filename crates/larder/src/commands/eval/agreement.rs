@@ -41,27 +41,24 @@ pub fn run(args: AgreementArgs) -> Result<()> {
     let gates: Vec<Gate> = engine.decoder.gates().cloned().collect();
     let piece = if args.under_strategy { 1 } else { step_tokens(engine.decoder.vocab(), engine.prefill_tokens) };
     let bar = bar(passage.tokens_read());
-    let found = match args.under_strategy {
-        true => {
-            let mut tap = RoutingAgreement::new(&geometry, gates.iter().collect());
-            let measured = read_all(&mut engine, &passage, piece, &mut tap, &bar)?;
-            let miss_rate = measured.traffic.map(|t| 1.0 - t.hit_rate());
-            Found { piece, qualities: tap.qualities().to_vec(), miss_rate }
-        }
-        false => {
-            let router = make_router(&spec, geometry.moe_layers.len(), &model)?;
-            gates.iter().try_for_each(|gate| router.supports(gate))?;
-            let mut tap = ShadowRouting::new(
-                &geometry,
-                gates.iter().collect(),
-                router,
-                ledger(&geometry, &settings.options.cache, &engine.policy_inputs)?,
-            );
-            read_all(&mut engine, &passage, piece, &mut tap, &bar)?;
-            let counts = tap.counts();
-            let miss_rate = counts.misses as f64 / counts.wanted().max(1) as f64;
-            Found { piece, qualities: tap.qualities().to_vec(), miss_rate: Some(miss_rate) }
-        }
+    let found = if args.under_strategy {
+        let mut tap = RoutingAgreement::new(&geometry, gates.iter().collect());
+        let measured = read_all(&mut engine, &passage, piece, &mut tap, &bar)?;
+        let miss_rate = measured.traffic.map(|t| 1.0 - t.hit_rate());
+        Found { piece, qualities: tap.qualities().to_vec(), miss_rate }
+    } else {
+        let router = make_router(&spec, geometry.moe_layers.len(), &model)?;
+        gates.iter().try_for_each(|gate| router.supports(gate))?;
+        let mut tap = ShadowRouting::new(
+            &geometry,
+            gates.iter().collect(),
+            router,
+            ledger(&geometry, &settings.options.cache, &engine.policy_inputs)?,
+        );
+        read_all(&mut engine, &passage, piece, &mut tap, &bar)?;
+        let counts = tap.counts();
+        let miss_rate = counts.misses as f64 / counts.wanted().max(1) as f64;
+        Found { piece, qualities: tap.qualities().to_vec(), miss_rate: Some(miss_rate) }
     };
     bar.finish();
     engine.experts.write_trace("larder eval agreement")?;

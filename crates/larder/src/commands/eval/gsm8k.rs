@@ -106,14 +106,15 @@ fn prompt(
     let examples: String = shots.iter().map(MathProblem::example_text).collect();
     let ids = text.tokenizer.encode_for(context, &format!("{examples}{}", problem.prompt_text()), true)?;
     let need = ids.len() + args.max_tokens;
-    match need > context {
-        true => bail!(
+    if need > context {
+        bail!(
             "{} examples, a problem and {} tokens for its solution take {need} tokens, and the model's context is \
              {context}; use fewer --shots",
             shots.len(),
             args.max_tokens
-        ),
-        false => Ok(ids),
+        )
+    } else {
+        Ok(ids)
     }
 }
 

@@ -48,16 +48,15 @@ pub fn run(args: &McqArgs) -> Result<()> {
     engine.experts.write_trace("larder eval mcq")?;
     let (right, asked) = marks.iter().fold((0, 0), |(r, a), m| (r + m.right, a + m.asked));
     let all = Score { name: "all".into(), right, asked };
-    match args.json {
-        true => {
-            let mut numbers = found.json(engine.experts.routing());
-            numbers["shots"] = args.shots.into();
-            numbers["tokens_at_once"] = piece.into();
-            numbers["overall"] = all.json();
-            numbers["subjects"] = marks.iter().map(Score::json).collect();
-            println!("{numbers}");
-        }
-        false => print_report(args, &subjects, &marks, &all, &found, piece),
+    if args.json {
+        let mut numbers = found.json(engine.experts.routing());
+        numbers["shots"] = args.shots.into();
+        numbers["tokens_at_once"] = piece.into();
+        numbers["overall"] = all.json();
+        numbers["subjects"] = marks.iter().map(Score::json).collect();
+        println!("{numbers}");
+    } else {
+        print_report(args, &subjects, &marks, &all, &found, piece)
     }
     Ok(())
 }
@@ -71,10 +70,7 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     let mut all: Vec<PathBuf> = entries.map(|e| e.map(|e| e.path())).collect::<std::io::Result<_>>()?;
     all.retain(|p| p.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv")));
     all.sort();
-    match all.is_empty() {
-        true => bail!("{}: contains no .csv files", path.display()),
-        false => Ok(all),
-    }
+    if all.is_empty() { bail!("{}: contains no .csv files", path.display()) } else { Ok(all) }
 }
 
 fn prepare(args: &McqArgs, file: &Path, model: &OpenModel, text: &TextCodec) -> Result<Subject> {

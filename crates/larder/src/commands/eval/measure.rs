@@ -18,10 +18,7 @@ use crate::progress::{self, Bar};
 
 /// Tokens per step: one if routing depends on the cache or with --one-by-one, else `most`.
 pub fn tokens_per_step(step: &StepFlags, options: &Options, most: usize) -> usize {
-    match step.one_by_one || !options.routing.is_lossless() {
-        true => 1,
-        false => most,
-    }
+    if step.one_by_one || !options.routing.is_lossless() { 1 } else { most }
 }
 
 /// Describes the number of tokens per step.

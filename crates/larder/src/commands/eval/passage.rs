@@ -26,12 +26,11 @@ impl Passage {
         }
         let most = flags.tokens.unwrap_or(usize::MAX);
         let is_ids = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
-        let (mut ids, text) = match is_ids {
-            true => (read_token_ids(path)?, None),
-            false => {
-                let (all, text) = (read_text(path)?, model.text_codec()?);
-                (text.tokenizer.encode(text_prefix(&all, most), true)?, Some(text))
-            }
+        let (mut ids, text) = if is_ids {
+            (read_token_ids(path)?, None)
+        } else {
+            let (all, text) = (read_text(path)?, model.text_codec()?);
+            (text.tokenizer.encode(text_prefix(&all, most), true)?, Some(text))
         };
         ids.truncate(most);
         if ids.len() < 2 {

@@ -20,8 +20,8 @@ struct Rank {
     replaced: Option<Vec<ChunkScore>>,
 }
 
-/// Measures what each rank contributes. The probes do not depend on the cache, so texts are processed in whole chunks, with
-/// the probe in prefill too.
+/// Measures what each rank contributes. The probes do not depend on the cache, so texts are processed in whole chunks,
+/// with the probe in prefill too.
 pub fn run(args: &SensitivityArgs) -> Result<()> {
     let model = models::open(&args.model)?;
     let passage = Passage::open(&model, &args.text)?;

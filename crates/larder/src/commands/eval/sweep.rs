@@ -60,8 +60,8 @@ pub fn run(args: EvalSweepArgs) -> Result<()> {
     print_report(&args, &found)
 }
 
-/// The strategies of each size in the part that is to be measured. Each is compared with the model's own routing, the first, so that
-/// is measured too.
+/// The strategies of each size in the part that is to be measured. Each is compared with the model's own routing, the
+/// first, so that is measured too.
 fn plan<'t>(args: &EvalSweepArgs, sizes: Vec<usize>, trials: &'t [Trial]) -> Vec<(usize, Vec<&'t Trial>)> {
     let mut pieces = 0..;
     let mut of_size = |slots| {
@@ -75,10 +75,8 @@ fn plan<'t>(args: &EvalSweepArgs, sizes: Vec<usize>, trials: &'t [Trial]) -> Vec
 }
 
 fn sizes(args: &EvalSweepArgs, experts: usize) -> Result<Vec<usize>> {
-    let mut sizes = match args.sizes.is_empty() {
-        true => vec![(experts / 4).max(1), (experts / 2).max(1)],
-        false => args.sizes.clone(),
-    };
+    let mut sizes =
+        if args.sizes.is_empty() { vec![(experts / 4).max(1), (experts / 2).max(1)] } else { args.sizes.clone() };
     sizes.sort_unstable();
     sizes.dedup();
     match sizes.last() {

@@ -23,19 +23,18 @@ pub fn run(args: &ActivationsArgs) -> Result<()> {
     let all = ExpertActivations::count(&trace, &name, geometry, bytes, args.written)?;
     all.write(&args.out)?;
     let groups: usize = all.layers.iter().map(Vec::len).sum();
-    match args.json {
-        true => println!(
+    if args.json {
+        println!(
             "{}",
             json!({"model": name, "tokens": all.tokens, "groups": groups, "expert_bytes": bytes, "experts": geometry.expert_count()})
-        ),
-        false => {
-            println!("{}: {name}, {}", args.out.display(), summary(&trace));
-            println!(
-                "{} tokens counted, {groups} different sets of experts; {} per expert",
-                all.tokens,
-                print::bytes(bytes)
-            );
-        }
+        )
+    } else {
+        println!("{}: {name}, {}", args.out.display(), summary(&trace));
+        println!(
+            "{} tokens counted, {groups} different sets of experts; {} per expert",
+            all.tokens,
+            print::bytes(bytes)
+        );
     }
     Ok(())
 }

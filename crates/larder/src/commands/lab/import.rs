@@ -10,9 +10,10 @@ use crate::cli::lab::ImportArgs;
 pub fn run(args: &ImportArgs) -> Result<()> {
     let trace = import(&args.source, &ImportOptions { experts: args.experts, skip_repetitive: args.skip_repetitive })?;
     trace.write(&args.out)?;
-    match args.json {
-        true => println!("{}", trace_json(&trace)),
-        false => println!("{}: {}", args.out.display(), summary(&trace)),
+    if args.json {
+        println!("{}", trace_json(&trace))
+    } else {
+        println!("{}: {}", args.out.display(), summary(&trace))
     }
     Ok(())
 }

@@ -29,19 +29,20 @@ pub fn run(args: &JudgeArgs) -> Result<()> {
 /// A baseline to compare with: a weights file, or else the spec of a policy.
 fn rival(name: &str) -> Result<(String, Baseline)> {
     let path = Path::new(name);
-    let rival = match path.is_file() {
-        true => Baseline { policy: "learned".parse()?, evictor: Some(Arc::new(read_evictor(path)?)) },
-        false => Baseline {
+    let rival = if path.is_file() {
+        Baseline { policy: "learned".parse()?, evictor: Some(Arc::new(read_evictor(path)?)) }
+    } else {
+        Baseline {
             policy: name.parse().with_context(|| format!("'{name}' is neither a file nor an eviction policy"))?,
             evictor: None,
-        },
+        }
     };
     let short = path.file_name().filter(|_| rival.evictor.is_some()).map(|name| name.to_string_lossy().into_owned());
     Ok((short.unwrap_or(name.to_owned()), rival))
 }
 
-/// The test sequences that a weights file names, without near-duplicates of sequences that the training or the choice of
-/// an epoch has seen: files of before near-duplicates were kept together have some.
+/// The test sequences that a weights file names, without near-duplicates of sequences that the training or the choice
+/// of an epoch has seen: files of before near-duplicates were kept together have some.
 fn unseen(weights: &Path, trace: &Trace) -> Result<Vec<usize>> {
     let all = trace.sequences.len();
     let notes = evictor_metadata(weights)?;
@@ -59,9 +60,10 @@ fn unseen(weights: &Path, trace: &Trace) -> Result<Vec<usize>> {
             if !left_out.is_empty() {
                 eprintln!("left out, as near-duplicates of sequences of the training: {}", ranges_text(&left_out));
             }
-            match new.is_empty() {
-                true => bail!("each test sequence is a near-duplicate of one of the training; leave out --unseen"),
-                false => Ok(new),
+            if new.is_empty() {
+                bail!("each test sequence is a near-duplicate of one of the training; leave out --unseen")
+            } else {
+                Ok(new)
             }
         }
         Some(last) => {

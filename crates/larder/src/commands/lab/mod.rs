@@ -57,10 +57,7 @@ fn load(flags: &TraceFlags) -> Result<Trace> {
 /// Reads a trace of larder, or imports another format.
 pub fn read_trace(path: &Path) -> Result<Trace> {
     let foreign = path.is_dir() || path.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv"));
-    Ok(match foreign {
-        true => import(path, &ImportOptions::default())?,
-        false => Trace::read(path)?,
-    })
+    Ok(if foreign { import(path, &ImportOptions::default())? } else { Trace::read(path)? })
 }
 
 fn start(flags: &ReplayFlags) -> InitialCache {

@@ -88,9 +88,10 @@ fn replay(args: &ReplayArgs, trace: &Trace, slots: usize) -> Result<(ReplayResul
     let mut all = ReplayResult::default();
     let (scope, scratch) = (args.scope.into(), args.replay.scratch);
     for requests in &pieces {
-        let shape = match args.recorded_capacity {
-            true => requests.recorded_shape(trace, scope, scratch)?,
-            false => requests.cache_shape(slots, scope, scratch)?,
+        let shape = if args.recorded_capacity {
+            requests.recorded_shape(trace, scope, scratch)?
+        } else {
+            requests.cache_shape(slots, scope, scratch)?
         };
         all.add(&replay_requests(requests, &shape, &args.eviction, &inputs)?);
     }

@@ -57,10 +57,7 @@ fn policies(args: &LabSweepArgs, trace: &Trace, inputs: &PolicyInputs) -> Result
     let shape = requests.cache_shape(1, larder_core::CacheScope::Layer, args.replay.scratch)?;
     let can: Vec<EvictionSpec> =
         compared_specs().filter(|spec| spec.make(&shape, &requests.policy_inputs(spec, inputs)).is_ok()).collect();
-    match can.is_empty() {
-        true => bail!("no policy works on this trace alone; name one with --eviction"),
-        false => Ok(can),
-    }
+    if can.is_empty() { bail!("no policy works on this trace alone; name one with --eviction") } else { Ok(can) }
 }
 
 fn replay(
@@ -70,10 +67,7 @@ fn replay(
     inputs: &PolicyInputs,
     start: InitialCache,
 ) -> Result<Vec<SweepCell>> {
-    let slots = match args.cache.is_empty() {
-        true => eighths(trace.experts),
-        false => args.cache.clone(),
-    };
+    let slots = if args.cache.is_empty() { eighths(trace.experts) } else { args.cache.clone() };
     let axes = SweepAxes {
         policies,
         routings: &args.routing,

@@ -50,13 +50,12 @@ pub fn run(args: ServeArgs) -> Result<()> {
     if address.is_public() && options.api_keys.is_empty() {
         eprintln!("warning: {address} is reachable from other machines without a key; set --api-key to require one");
     }
-    let (source, serving) = match several {
-        true => on_demand(opener, names, paths)?,
-        false => {
-            let (model, engine) = opener.open(&paths[0])?.start(opener.names(&names[0]))?;
-            let serving = model.name.clone();
-            (ModelSource::Loaded(Box::new(model), engine), serving)
-        }
+    let (source, serving) = if several {
+        on_demand(opener, names, paths)?
+    } else {
+        let (model, engine) = opener.open(&paths[0])?.start(opener.names(&names[0]))?;
+        let serving = model.name.clone();
+        (ModelSource::Loaded(Box::new(model), engine), serving)
     };
     let serving = format!("serving {serving} on {address}");
     Ok(larder_serve::serve(listener, options, source, signal, || eprintln!("{serving}"))?)

@@ -94,9 +94,9 @@ impl OpenedModel {
         Ok([plan_inputs(&self.model, &self.options)?.context, self.model.blueprint.context])
     }
 
-    /// Decides the memory plan as if the model were alone in a process that takes `process_bytes` before, with `available` bytes for
-    /// it and the context of one of `models` that share them. Its sizes are kept for the start. Returns the bytes that it needs
-    /// beside the process.
+    /// Decides the memory plan as if the model were alone in a process that takes `process_bytes` before, with
+    /// `available` bytes for it and the context of one of `models` that share them. Its sizes are kept for the start.
+    /// Returns the bytes that it needs beside the process.
     pub fn plan_alone(&mut self, process_bytes: u64, available: u64, models: usize) -> Result<u64> {
         let within = |bytes| AvailableMemory { process: process_bytes, available: Some(bytes) };
         let shared = plan_inputs_in(&self.model, &self.options, within(available / models.max(1) as u64))?;
@@ -125,7 +125,8 @@ impl OpenedModel {
     }
 }
 
-/// Refuses memory for KV caches in which not even one request of a whole context fits, beside a sequence that is written to disk.
+/// Refuses memory for KV caches in which not even one request of a whole context fits, beside a sequence that is
+/// written to disk.
 fn check_kv_limit(inputs: &PlanInputs) -> Result<()> {
     let Some(limit) = inputs.kv_limit_bytes else { return Ok(()) };
     let least = PlanInputs { sequences: inputs.whole_contexts, kv_limit_bytes: None, ..inputs.clone() }.kv_bytes();

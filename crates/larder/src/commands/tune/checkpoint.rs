@@ -1,5 +1,5 @@
-//! What a stopped `larder tune` has measured: a file beside the calibration, from which the next one goes on if model, text and
-//! settings are the same.
+//! What a stopped `larder tune` has measured: a file beside the calibration, from which the next one goes on if model,
+//! text and settings are the same.
 
 use std::fs;
 use std::path::{Path, PathBuf};

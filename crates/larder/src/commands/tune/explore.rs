@@ -17,8 +17,8 @@ const BLOCK: usize = 48;
 const WEIGHED: usize = 32;
 const SEED: u64 = 29;
 
-/// How often the passage is decoded, each time with other settings: there are two or three factors for each layer, and losses have heavy
-/// tails.
+/// How often the passage is decoded, each time with other settings: there are two or three factors for each layer, and
+/// losses have heavy tails.
 pub const PASSES: usize = 4;
 
 /// Decodes a passage, and returns what each token's choices changed, with its loss.

@@ -88,7 +88,8 @@ fn conditions(model: &OpenModel, passage: &Passage, cache: &str) -> Result<Strin
     Ok(of.to_string())
 }
 
-/// Measures what λ costs, fits the losses and searches the settings. Returns the calibration, without the eviction policy, and how well losses are predicted.
+/// Measures what λ costs, fits the losses and searches the settings. Returns the calibration, without the eviction
+/// policy, and how well losses are predicted.
 fn calibrate(
     engine: &mut InferenceEngine,
     model: &OpenModel,
@@ -148,9 +149,10 @@ fn check_measurable(engine: &mut InferenceEngine, model: &OpenModel) -> Result<(
     engine.experts.set_routing_strategy(&RoutingSpec::standard_prior(), &engine.decoder, model)?;
     let is_measurable = engine.experts.exact().is_some();
     engine.experts.set_routing_strategy(&RoutingSpec::default(), &engine.decoder, model)?;
-    match is_measurable {
-        true => Ok(()),
-        false => bail!("the loss of outputs cannot be measured with a GPU or edge workers; tune without them"),
+    if is_measurable {
+        Ok(())
+    } else {
+        bail!("the loss of outputs cannot be measured with a GPU or edge workers; tune without them")
     }
 }
 

@@ -1,4 +1,5 @@
-//! The settings of the dial: from the model's own routing on, whichever lever saves most bytes for the loss that it adds.
+//! The settings of the dial: from the model's own routing on, whichever lever saves most bytes for the loss that it
+//! adds.
 
 use std::time::Instant;
 

@@ -10,8 +10,8 @@ pub(super) fn layer(arch: &str, parts: &[&str]) -> GgufBuilder {
     layer_with(arch, parts, 1, Some(2))
 }
 
-/// The first of `blocks` layers of `arch` with an embedding, experts, and the tensors `parts`; with `heads` query heads, if
-/// they are the same in all layers.
+/// The first of `blocks` layers of `arch` with an embedding, experts, and the tensors `parts`; with `heads` query
+/// heads, if they are the same in all layers.
 pub(super) fn layer_with(arch: &str, parts: &[&str], blocks: u32, heads: Option<u32>) -> GgufBuilder {
     let mut file = GgufBuilder::new()
         .text("general.architecture", arch)

@@ -164,13 +164,14 @@ pub fn mixtral(fused: bool) -> GgufBuilder {
         .counting("blk.0.ffn_norm.weight", &[8], 0)
         .counting("blk.0.ffn_gate_inp.weight", &[8, 2], 500);
     for (matrix, dims) in [("gate", [8, 4]), ("up", [8, 4]), ("down", [4, 8])] {
-        file = match fused {
-            true => file.counting(&format!("blk.0.ffn_{matrix}_exps.weight"), &[dims[0], dims[1], 2], 600),
-            false => file.counting(&format!("blk.0.ffn_{matrix}.0.weight"), &dims, 600).counting(
+        file = if fused {
+            file.counting(&format!("blk.0.ffn_{matrix}_exps.weight"), &[dims[0], dims[1], 2], 600)
+        } else {
+            file.counting(&format!("blk.0.ffn_{matrix}.0.weight"), &dims, 600).counting(
                 &format!("blk.0.ffn_{matrix}.1.weight"),
                 &dims,
                 700,
-            ),
+            )
         };
     }
     file
