@@ -103,7 +103,7 @@ fn mistakes_are_told_by_file_and_key() {
     };
     refused("sead = 1\n", "", &["config/larder", "sead is not a known setting", "seed"]);
     refused("[run]\nmax-tokens = \"many\"\n", "", &["[run] max-tokens", "invalid value"]);
-    refused("", "trace = \"/tmp/x\"\n", &["store/larder.toml", "trace cannot be set by a store"]);
+    refused("", "[run]\ntrace = \"/tmp/x\"\n", &["store/larder.toml", "trace cannot be set by a store"]);
     refused("", "seed = 3\n", &["seed cannot be set by a store"]);
     refused("quality = \"fast\"\nrouting = \"original\"\n", "", &["quality", "routing", "conflict"]);
 }

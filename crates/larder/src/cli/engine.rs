@@ -162,13 +162,13 @@ fn given_setting(takes: u16, text: &str) -> Result<GivenSetting, String> {
 
 /// Recording a trace.
 #[derive(Args, Clone, Default)]
-#[command(next_help_heading = heading::OUTPUT)]
 pub struct RecordFlags {
     /// Record each token's experts to FILE, for `larder lab`
-    #[arg(long = "trace", value_name = "FILE", id = "trace", hide_short_help = true)]
+    #[arg(long = "trace", value_name = "FILE", id = "trace", hide_short_help = true, help_heading = heading::OUTPUT)]
     pub trace: Option<OutputFile>,
     /// With --trace: record the router logits too
     #[arg(long = "trace-logits", id = "trace_logits", requires = "trace", hide_short_help = true)]
+    #[arg(help_heading = heading::OUTPUT)]
     pub logits: bool,
     #[command(flatten)]
     pub replace: ReplaceFlag,
@@ -185,14 +185,14 @@ impl RecordFlags {
 
 /// A timeline of the run.
 #[derive(Args, Clone)]
-#[command(next_help_heading = heading::OUTPUT)]
 pub struct TimelineFlags {
     /// Write a timeline of steps, layers, products, reads and waits to FILE, for Perfetto or chrome://tracing; a file
     /// that exists is replaced
-    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    #[arg(long, value_name = "FILE", hide_short_help = true, help_heading = heading::OUTPUT)]
     pub profile: Option<PathBuf>,
     /// With --profile: the bytes after which the timeline ends
-    #[arg(long, value_name = "SIZE", value_parser = byte_size, default_value = "1G", requires = "profile", hide_short_help = true)]
+    #[arg(long, value_name = "SIZE", value_parser = byte_size, default_value = "1G", requires = "profile")]
+    #[arg(hide_short_help = true, help_heading = heading::OUTPUT)]
     pub profile_max: ByteSize,
 }
 

@@ -254,7 +254,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", hide_short_help = true, help_heading = heading::OUTPUT)]
     pub telemetry: Option<OutputFile>,
     /// Print one JSON object instead of the text
-    #[arg(long)]
+    #[arg(long, help_heading = None)]
     pub json: bool,
 }
 

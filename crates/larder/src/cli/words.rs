@@ -15,7 +15,7 @@ const PROMPT: &str = "prompt_word";
 
 /// The first word of a command: a model.
 pub fn model() -> [Arg; 1] {
-    [Arg::new(MODEL).value_name("MODEL").help("Model, as -m")]
+    [Arg::new(MODEL).value_name("MODEL").help("Model, as -m").help_heading(None)]
 }
 
 /// The words of a command that takes several models.
@@ -28,7 +28,7 @@ pub fn models() -> [Arg; 1] {
 pub fn model_and_prompt() -> [Arg; 2] {
     let [model] = model();
     let model = model.help("Model, as -m; a word that is neither a path nor like org/name is the prompt");
-    [model, Arg::new(PROMPT).value_name("PROMPT").help("Prompt text, as -p")]
+    [model, Arg::new(PROMPT).value_name("PROMPT").help("Prompt text, as -p").help_heading(None)]
 }
 
 /// The line with a flag for each word, behind the name of its command.

@@ -324,7 +324,7 @@ mod tests {
     fn a_store_can_set_some_keys_only() {
         let store = |text: &str| read(&LeafCommand::all(), &Origin::Store("s".into()), text);
         assert_eq!(store("routing = \"prior:lambda=0.1\"\n[run]\ncache = \"3x\"").unwrap().len(), 2);
-        for text in ["trace = \"/x\"", "[run]\ntelemetry = \"/x\"", "mlock = true", "evictor = \"/x\""] {
+        for text in ["[run]\ntrace = \"/x\"", "[run]\ntelemetry = \"/x\"", "mlock = true", "evictor = \"/x\""] {
             assert!(format!("{:#}", store(text).unwrap_err()).contains("cannot be set by a store"), "{text}");
         }
     }
