@@ -30,6 +30,7 @@ mod output;
 mod print;
 mod progress;
 mod report_origin;
+mod run_report;
 mod telemetry;
 mod timeline;
 mod user_folders;

@@ -104,7 +104,7 @@ fn a_benchmark_counts_drafts() {
         ["--speculate", &format!("draft={demo}"), "--first-token", "off", "-r", "1", "-p", "8", "-n", "24", "--json"];
     let report = larder_ok(&[&["bench", "-m", &demo][..], &flags].concat());
     let report: Value = serde_json::from_str(&report).unwrap();
-    let drafts = &report["series"][0]["runs"][0]["drafts"];
+    let drafts = &report["series"][0]["runs"][0]["speculation"];
     assert!(drafts["accepted"].as_u64() > Some(3), "{drafts}");
     assert_eq!(report["series"][0]["runs"][0]["decode"]["tokens"], 24);
 }

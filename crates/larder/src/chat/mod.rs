@@ -255,13 +255,13 @@ impl ChatSession<'_> {
         }
         if self.settings.footer {
             let session = &self.sequence.session;
-            let footer = stats::footer(answer, session.experts().traffic().is_some());
+            let footer = stats::footer(answer);
             self.output.note(&format!("{footer}, context {} of {context}", session.tokens().len()));
             if let Some(quality) = &answer.quality {
                 self.output.note(&print::quality(&self.settings.routing.to_string(), quality));
                 let expected = print::expected_loss(&self.settings.routing, session.experts().routing());
                 expected.iter().for_each(|line| self.output.note(line));
-                self.output.note(&print::output_loss(&answer.loss, answer.written.time));
+                self.output.note(&print::output_loss(&answer.loss, answer.report.took[1]));
                 if self.calibration.is_some() {
                     self.print_cost();
                 }

@@ -20,6 +20,7 @@ use super::conversation::{Conversation, Message};
 use super::interrupt::Interrupt;
 use super::output::{Output, ReplyPrinter, TextPart};
 use super::settings::Settings;
+use crate::run_report::RunReport;
 use crate::telemetry::Totals;
 
 /// The sequence of a conversation, with its KV cache.
@@ -69,10 +70,8 @@ pub struct Reply {
     pub reused: usize,
     /// Time to first token: from the message to the first token of the answer.
     pub ttft: Duration,
-    /// Totals of prefill.
-    pub prompt: Totals,
-    /// Totals of decode.
-    pub written: Totals,
+    /// What prompt and answer took.
+    pub report: RunReport,
     /// Quality of the routing of prompt and answer; `None` for the model's own.
     pub quality: Option<Quality>,
     /// Of how many of its tokens the loss was measured, and what it is.
@@ -179,23 +178,16 @@ impl<'a> ChatSequence<'a> {
         writer.finish();
         let ReplyWriter { message, closed, after_prompt, .. } = writer;
         let (ttft, after_prompt) = after_prompt.unwrap_or_default();
-        let prompt = Totals {
-            tokens: tokens.len() - reused,
-            time: ahead + made.prefill_time,
-            traffic: after_prompt - before,
-            ..Totals::default()
-        };
-        let written = Totals {
-            tokens: made.ids.len(),
-            time: made.decode_time,
-            traffic: self.traffic() - after_prompt,
-            ..Totals::default()
-        };
+        let prompt = Totals { tokens: tokens.len() - reused, traffic: after_prompt - before, ..Totals::default() };
+        let decode = Totals { tokens: made.ids.len(), traffic: self.traffic() - after_prompt, ..Totals::default() };
+        let streaming = self.session.experts().traffic().is_some();
+        let report = RunReport::of(&made, [prompt, decode], streaming);
+        let report = RunReport { took: [ahead + made.prefill_time, made.decode_time], ..report };
         let quality = self.quality().map(|quality| quality - quality_before);
         let loss = self.session.output_loss() - loss_before;
         self.transcript = Some(transcript(tokenizer, tokens, prompt_text, made.ids, self.eos));
         let (finish, shifts) = (made.finish, made.shifts);
-        Ok(Some(Reply { message, finish, dropped, shifts, reused, ttft, prompt, written, quality, loss, closed }))
+        Ok(Some(Reply { message, finish, dropped, shifts, reused, ttft, report, quality, loss, closed }))
     }
 
     /// Cache traffic so far.

@@ -4,6 +4,7 @@ use larder_os::memory;
 
 use super::reply::Reply;
 use crate::print;
+use crate::run_report::RunReport;
 use crate::telemetry::Totals;
 
 /// Sums over all answers.
@@ -21,12 +22,13 @@ impl ChatStats {
     pub fn add(&mut self, answer: &Reply) {
         self.answers += 1;
         self.reused += answer.reused;
-        for (sum, new) in [(&mut self.prompt, &answer.prompt), (&mut self.written, &answer.written)] {
+        let RunReport { prompt, decode, took, .. } = &answer.report;
+        for ((sum, new), took) in [(&mut self.prompt, prompt), (&mut self.written, decode)].into_iter().zip(took) {
             sum.tokens += new.tokens;
-            sum.time += new.time;
+            sum.time += *took;
             sum.traffic = sum.traffic + new.traffic;
         }
-        self.last = (answer.reused, answer.prompt.tokens, answer.written.tokens);
+        self.last = (answer.reused, prompt.tokens, decode.tokens);
     }
 
     /// The statistics as rows of a table.
@@ -44,16 +46,6 @@ impl ChatStats {
 }
 
 /// The footer of one answer.
-pub fn footer(answer: &Reply, streaming: bool) -> String {
-    let Reply { reused, ttft, prompt, written, .. } = answer;
-    let found =
-        if streaming { format!(", {:.0} % cache hits", 100.0 * written.traffic.hit_rate()) } else { String::new() };
-    format!(
-        "TTFT {:.2} s, {reused} tokens cached, prefill {} tokens at {:.1}/s, decode {} tokens at {:.1}/s{found}",
-        ttft.as_secs_f64(),
-        prompt.tokens,
-        prompt.rate(),
-        written.tokens,
-        written.rate(),
-    )
+pub fn footer(Reply { reused, ttft, report, .. }: &Reply) -> String {
+    format!("TTFT {:.2} s, {reused} tokens cached, {report}", ttft.as_secs_f64())
 }

@@ -4,17 +4,18 @@ use std::io::Write;
 
 use anyhow::{Context, Result, bail};
 use larder_core::printable;
-use larder_engine::{DraftCounts, FinishReason, Generated, Listener, Request, Routing, Sampler, StepStats, generate};
+use larder_engine::{FinishReason, Listener, Request, Routing, Sampler, StepStats, generate};
 use larder_os::memory;
 use larder_runtime::{EngineExperts, InferenceEngine, OpenModel, TextCodec, plan_inputs};
 use larder_text::{ChatInput, Grammar, GrammarCompiler, StopMatcher, TextFormat};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::cli::RunArgs;
 use crate::commands::text_or_stdin;
 use crate::models;
 use crate::print;
-use crate::telemetry::{Telemetry, Totals};
+use crate::run_report::RunReport;
+use crate::telemetry::Telemetry;
 
 /// Generates text from a prompt.
 pub fn run(args: RunArgs) -> Result<()> {
@@ -53,27 +54,39 @@ pub fn run(args: RunArgs) -> Result<()> {
     engine.experts.write_hot_set();
     let routing = engine.experts.routing().and_then(Routing::quality);
     let streaming = engine.experts.traffic().is_some();
+    let report = RunReport {
+        ngram_rows: engine.decoder.ngram_rows(),
+        ..RunReport::of(&written, [telemetry.prompt, telemetry.decode], streaming)
+    };
     match (args.json, closed) {
         (true, _) => println!("{}", {
-            let mut report = report(&all, prompt.len(), &written, &telemetry, streaming, plan);
-            report["routing"] = engine
-                .experts
-                .routing()
-                .map_or(Value::Null, |routing| print::routing(routing, &engine.loss_meter().loss()));
-            report["capacity"] = engine.experts.capacity_changes().map_or(Value::Null, |changes| changes.json());
+            let mut json = serde_json::to_value(&report)?;
+            let meter = engine.loss_meter().loss();
+            let drives = drives(&model).map(|(folder, bytes)| json!({"folder": folder, "bytes": bytes}));
+            let own = json!({
+                "text": all,
+                "ids": written.ids,
+                "finish": finish_name(written.finish),
+                "prompt_tokens": prompt.len(),
+                "prompt_seconds": written.prefill_time.as_secs_f64(),
+                "decode_seconds": written.decode_time.as_secs_f64(),
+                "peak_bytes": memory::peak(),
+                "plan": plan,
+                "routing": engine.experts.routing().map(|routing| print::routing(routing, &meter)),
+                "capacity": engine.experts.capacity_changes().map(|changes| changes.json()),
+                "gpu_peak_bytes": engine.experts.device_peak_bytes(),
+                "drives": drives.collect::<Vec<_>>(),
+            });
+            json.as_object_mut().zip(own.as_object()).into_iter().for_each(|(json, own)| json.extend(own.clone()));
             if let Some((name, _, others)) = engine.experts.offload_report() {
-                report[name] = others;
+                json[name] = others;
             }
-            report["gpu_peak_bytes"] = json!(engine.experts.device_peak_bytes());
-            report["ngram_rows"] = engine.decoder.ngram_rows().map_or(Value::Null, print::ngram_rows_json);
-            report["drives"] =
-                drives(&model).map(|(folder, bytes)| json!({"folder": folder, "bytes": bytes})).collect();
-            report
+            json
         }),
         (false, true) => {}
         (false, false) => {
             let _ = print_now("\n"); // the reader of the text may have closed the pipe
-            eprintln!("{}", footer(prompt.len(), &written, &telemetry, streaming));
+            eprintln!("{}", footer(&report, written.finish));
             if let Some(quality) = routing {
                 eprintln!("[{}]", print::quality(&settings.options.routing.to_string(), &quality));
                 let expected = print::expected_loss(&settings.options.routing, engine.experts.routing());
@@ -86,7 +99,7 @@ pub fn run(args: RunArgs) -> Result<()> {
             if let Some((_, others, _)) = engine.experts.offload_report() {
                 eprintln!("[{others}]");
             }
-            if let Some(rows) = engine.decoder.ngram_rows() {
+            if let Some(rows) = report.ngram_rows {
                 eprintln!("[{}]", print::ngram_rows(rows));
             }
             let drives = drives(&model).map(|(folder, bytes)| format!("{} from {folder}", print::bytes(bytes)));
@@ -157,89 +170,22 @@ fn prompt(args: &RunArgs, text: &TextCodec, context: usize) -> Result<Vec<u32>> 
     Ok(ids)
 }
 
-fn rate(tokens: usize, time: std::time::Duration) -> f64 {
-    tokens as f64 / time.as_secs_f64().max(1e-9)
-}
-
-fn footer(prompt: usize, written: &Generated, telemetry: &Telemetry, streaming: bool) -> String {
-    let end = match written.finish {
-        FinishReason::EndOfText | FinishReason::StopString | FinishReason::Cancelled => "",
-        FinishReason::Length => "; stopped at --max-tokens",
-        FinishReason::Context => "; stopped: context full",
-    };
-    let DraftCounts { drafted, accepted, .. } = written.drafts;
-    let drafts = if drafted > 0 { format!(", {accepted} of {drafted} drafts accepted") } else { String::new() };
-    format!(
-        "[prefill {prompt} tokens at {:.1}/s, decode {} tokens at {:.1}/s{drafts}, {}, peak memory {}{end}]",
-        rate(prompt, written.prefill_time),
-        written.ids.len(),
-        rate(written.ids.len(), written.decode_time),
-        if streaming { cache_text(&telemetry.decode) } else { "all experts in memory".into() },
-        print::bytes(memory::peak().unwrap_or_default()),
-    )
-}
-
-fn cache_text(totals: &Totals) -> String {
-    let Totals { tokens, time, traffic, .. } = totals;
-    let per_token = |bytes: u64| print::bytes(bytes / (*tokens).max(1) as u64);
-    let waiting =
-        format!("{:.0} % of the time waiting", 100.0 * traffic.waited.as_secs_f64() / time.as_secs_f64().max(1e-9));
-    let read = per_token(traffic.bytes());
-    let Some(tiers) = traffic.tiers else {
-        let certain = match traffic.reads_ahead.certain {
-            0 => String::new(),
-            reads => format!(" ({:.1} experts ahead, known to be wanted)", reads as f64 / (*tokens).max(1) as f64),
-        };
-        let small = match traffic.small_reads {
-            0 => String::new(),
-            reads => format!(" ({:.1} smaller copies)", reads as f64 / (*tokens).max(1) as f64),
-        };
-        let hits = 100.0 * traffic.hit_rate();
-        return format!("{hits:.0} % cache hits, {read} read per token{small}{certain}, {waiting} for reads");
-    };
-    let share = |n: u64, of: u64| 100.0 * n as f64 / of.max(1) as f64;
-    let (counts, wanted) = (tiers.counts, tiers.counts.wanted());
-    format!(
-        "{:.0} % hits in VRAM and {:.0} % in memory, {:.0} % computed on the GPU, {read} read and {} copied to the GPU per \
-         token, {waiting}",
-        share(counts.device_hits, wanted),
-        share(counts.host_hits, wanted),
-        share(tiers.on_device, tiers.on_device + tiers.on_host),
-        per_token(tiers.to_device_bytes),
-    )
-}
-
-fn report(
-    text: &str,
-    prompt: usize,
-    written: &Generated,
-    telemetry: &Telemetry,
-    streaming: bool,
-    plan: Value,
-) -> Value {
-    let finish = match written.finish {
+fn finish_name(finish: FinishReason) -> &'static str {
+    match finish {
         FinishReason::EndOfText => "eos",
         FinishReason::StopString => "stop",
         FinishReason::Length => "length",
         FinishReason::Context => "context",
         FinishReason::Cancelled => "cancelled",
+    }
+}
+
+/// The footer of a text.
+fn footer(report: &RunReport, finish: FinishReason) -> String {
+    let end = match finish {
+        FinishReason::EndOfText | FinishReason::StopString | FinishReason::Cancelled => "",
+        FinishReason::Length => "; stopped at --max-tokens",
+        FinishReason::Context => "; stopped: context full",
     };
-    json!({
-        "text": text,
-        "ids": written.ids,
-        "finish": finish,
-        "speculation": json!({
-            "steps": written.drafts.steps,
-            "drafted": written.drafts.drafted,
-            "accepted": written.drafts.accepted,
-        }),
-        "ahead": {"steps": written.ahead.steps, "dropped": written.ahead.dropped},
-        "prompt_tokens": prompt,
-        "prompt_seconds": written.prefill_time.as_secs_f64(),
-        "decode_seconds": written.decode_time.as_secs_f64(),
-        "prompt": telemetry.prompt.json(streaming),
-        "decode": telemetry.decode.json(streaming),
-        "peak_bytes": memory::peak(),
-        "plan": plan,
-    })
+    format!("[{report:#}, peak memory {}{end}]", print::bytes(memory::peak().unwrap_or_default()))
 }

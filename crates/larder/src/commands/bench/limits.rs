@@ -10,8 +10,8 @@ use larder_runtime::{OnGpu, OpenModel, Options, expert_sizes};
 use larder_store::Store;
 use serde_json::{Value, json};
 
-use super::BenchRun;
 use crate::print;
+use crate::run_report::RunReport;
 use crate::telemetry::Totals;
 
 /// Throughput of the machine in bytes per second, measured in this run.
@@ -57,7 +57,7 @@ impl Limits {
     }
 
     /// The shortest time in seconds that decode could have taken on each link, by the link's name.
-    pub fn least_seconds(&self, run: &BenchRun) -> Vec<(&'static str, f64)> {
+    pub fn least_seconds(&self, run: &RunReport) -> Vec<(&'static str, f64)> {
         let Totals { tokens, traffic, .. } = run.decode;
         let ssd = self.ssd.map(|rate| ("SSD", traffic.bytes() as f64 / rate));
         let (Some(gpu), Some(tiers)) = (self.gpu, traffic.tiers) else {
@@ -85,7 +85,7 @@ impl Limits {
     }
 
     /// The link with the longest of these times: the bottleneck.
-    pub fn slowest(&self, run: &BenchRun) -> (&'static str, f64) {
+    pub fn slowest(&self, run: &RunReport) -> (&'static str, f64) {
         let least = self.least_seconds(run);
         least.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("memory is always measured")
     }

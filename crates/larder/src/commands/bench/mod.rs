@@ -6,10 +6,8 @@ use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_core::Xoshiro256;
 use larder_engine::{
-    AheadCounts, DraftCounts, PhaseTimes, Sampler, Sampling, Session, SessionDecoding, Speculation, TokenChoice,
-    TokenInput,
+    DraftCounts, PhaseTimes, Sampler, Sampling, Session, SessionDecoding, Speculation, TokenChoice, TokenInput,
 };
-use larder_model::RowTraffic;
 use larder_os::memory;
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::{CacheSize, DeviceKind, EngineExperts, EngineSettings, InferenceEngine, Options};
@@ -22,6 +20,7 @@ use self::replayed::Replayed;
 use crate::cli::BenchArgs;
 use crate::models;
 use crate::print;
+use crate::run_report::RunReport;
 use crate::telemetry::Totals;
 
 mod clients;
@@ -112,17 +111,6 @@ fn settings(args: &BenchArgs) -> EngineSettings {
     settings
 }
 
-/// One run.
-struct BenchRun {
-    prompt: Totals,
-    decode: Totals,
-    drafts: DraftCounts,
-    ahead: AheadCounts,
-    /// Rows of tables of n-grams, if the model has such tables.
-    ngram_rows: Option<RowTraffic>,
-    streaming: bool,
-}
-
 /// What is measured belongs to one number of slots, so that of the start stays.
 fn with_fixed_slots(mut options: Options) -> Options {
     if options.cache.size == CacheSize::Auto {
@@ -132,11 +120,11 @@ fn with_fixed_slots(mut options: Options) -> Options {
 }
 
 /// The first run starts with an empty cache (cold); the others use what it left (warm).
-fn measure(engine: &mut InferenceEngine, args: &BenchArgs) -> Result<Vec<BenchRun>> {
+fn measure(engine: &mut InferenceEngine, args: &BenchArgs) -> Result<Vec<RunReport>> {
     (0..args.repeats).map(|repeat| run_once(engine, args, repeat as u64)).collect()
 }
 
-fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Result<BenchRun> {
+fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Result<RunReport> {
     let mut rng = Xoshiro256::new(repeat);
     let (vocab, ngrams_before) = (engine.decoder.vocab(), engine.decoder.ngram_rows());
     let prompt = random_tokens(args.prompt, vocab, &mut rng);
@@ -168,7 +156,8 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Resu
     let decode = meter.lap(&session, args.tokens);
     let streaming = session.experts().traffic().is_some();
     let ngram_rows = engine.decoder.ngram_rows().zip(ngrams_before).map(|(now, before)| now - before);
-    Ok(BenchRun { prompt, decode, drafts, ahead, ngram_rows, streaming })
+    let (written, took) = (args.tokens, [prompt.time, decode.time]);
+    Ok(RunReport { prompt, decode, written, took, drafts, ahead, ngram_rows, streaming })
 }
 
 fn random_tokens(count: usize, vocab: usize, rng: &mut Xoshiro256) -> Vec<u32> {
@@ -199,22 +188,18 @@ impl Meter {
     }
 }
 
-fn rows(runs: &[BenchRun], limits: &Limits) -> Vec<Value> {
-    let row = |run: &BenchRun| {
+fn rows(runs: &[RunReport], limits: &Limits) -> Vec<Value> {
+    let row = |run: &RunReport| {
         let least: serde_json::Map<_, _> =
             limits.least_seconds(run).into_iter().map(|(n, s)| (n.into(), json!(s))).collect();
-        let (prompt, decode) = (run.prompt.json(run.streaming), run.decode.json(run.streaming));
-        let drafts = json!({"drafted": run.drafts.drafted, "accepted": run.drafts.accepted});
-        let ahead = json!({"steps": run.ahead.steps, "dropped": run.ahead.dropped});
-        json!({
-            "prompt": prompt, "decode": decode, "drafts": drafts, "ahead": ahead, "decode_seconds_at_least": least,
-            "ngram_rows": run.ngram_rows.map(print::ngram_rows_json),
-        })
+        let mut json = json!(run);
+        json["decode_seconds_at_least"] = least.into();
+        json
     };
     runs.iter().map(row).collect()
 }
 
-fn table(series: &[(&str, Vec<BenchRun>)], limits: &Limits) -> Vec<Vec<String>> {
+fn table(series: &[(&str, Vec<RunReport>)], limits: &Limits) -> Vec<Vec<String>> {
     let heading = ["", "prefill/s", "decode/s", "min", "max", "hits", "read/token", "of limit"];
     let reads = ["drafts accepted", "SSD in prefill", "in decode"];
     let shares = ["attention", "routing", "experts", "waiting", "other", "in matmul", "in attention", "overhead"];
@@ -267,7 +252,7 @@ fn read_rate(phase: &Totals) -> String {
 }
 
 /// Splits runs with a cache into the first, whose slots were empty, and the others.
-fn cold_and_warm<'a>(name: &str, runs: &'a [BenchRun]) -> Vec<(String, &'a [BenchRun])> {
+fn cold_and_warm<'a>(name: &str, runs: &'a [RunReport]) -> Vec<(String, &'a [RunReport])> {
     match runs {
         [first, ..] if !first.streaming => vec![(name.to_owned(), runs)],
         [_] => vec![(format!("{name}, cold"), runs)],
