@@ -199,7 +199,7 @@ def kinds(larder, base):
     for files, command in [(["quality.json", "quality.json.seal"], chat), (["evictor.safetensors", "evictor.safetensors.seal"], learned), (["quality.json", "quality.json.seal"], calibrated), (["larder.toml", "chat_template.jinja"], run)]:
         kinds += 2 * [Kind("files beside a store", demo, files, command)]
     for gguf in sorted((tests / "fixtures/gguf").glob("*.gguf")):
-        kinds += 2 * [Kind("GGUF", gguf, None, ["inspect", "@"], ["logits", "-m", "@", "-o", "no-store", "--tokens", str(tokens), "--out", "&/out"], ["convert", "@", "&/store"])]
+        kinds += 2 * [Kind("GGUF", gguf, None, ["inspect", "@"], ["logits", "-m", "@", "-ono-store", "--tokens", str(tokens), "--out", "&/out"], ["convert", "@", "&/store"])]
     trace = tests / "traces/gpt-oss-slice.safetensors"
     kinds += 3 * [Kind("trace", trace, None, ["lab", "replay", "@", "-o", "eviction=lfu"], ["lab", "activations", "@", "--out", "&/activations"])]
     messages = base / "messages.json"

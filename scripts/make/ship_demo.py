@@ -29,7 +29,7 @@ SEQUENCE = 512  # length of a training sequence in tokens
 TRACED = 160  # sequences of the training text whose routing the evictor learns from
 HELD_OUT_BYTES = 80_000
 TUNE_TEXT = "treasure-island-rest.txt"
-TUNE_FLAGS = ["--cache-experts", 8, "--tokens", 2048]
+TUNE_FLAGS = ["--cache", "8x", "--tokens", 2048]
 
 
 class Steps:

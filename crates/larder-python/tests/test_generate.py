@@ -12,7 +12,7 @@ GREEDY = ["--temperature", 0, "--max-tokens", 40]
 
 
 def test_greedy_text_is_the_commands(model, command, demo):
-    printed = command("run", "-m", demo, "-p", PROMPT, *GREEDY, "--cache-experts", 8).stdout
+    printed = command("run", "-m", demo, "-p", PROMPT, *GREEDY, "--cache", "8x").stdout
     assert "".join(model.generate(PROMPT, temperature=0, max_tokens=40)) + "\n" == printed
 
 
@@ -24,10 +24,10 @@ def test_sampled_text_is_the_commands(model, command, demo):
 
 
 def test_streamed_is_resident(demo, model):
-    with larder.load(demo, preload=True) as resident:
+    with larder.load(demo, cache="all") as resident:
         whole = resident.generate(PROMPT, temperature=0, max_tokens=60).answer()
         assert resident.stats().misses == 0
-        for cache in [dict(cache_experts=4), dict(cache_mem="4M", cache_scope="global"), dict(cache_experts=9, eviction="lfu")]:
+        for cache in [dict(cache="4x"), dict(cache="4M", scope="global"), dict(cache="9x", eviction="lfu")]:
             with larder.load(demo, **cache) as streamed:
                 answer = streamed.generate(PROMPT, temperature=0, max_tokens=60).answer()
                 assert (answer.text, answer.tokens) == (whole.text, whole.tokens), cache
@@ -55,10 +55,10 @@ def test_tokens_are_a_prompt(model):
 def test_stop_strings_and_formats(model):
     stopped = model.generate(PROMPT, temperature=0, max_tokens=60, stop=".").answer()
     assert stopped.finish == "stop-string" and "." not in stopped.text
-    number = model.generate("The year was ", regex="1[0-9]{3}", max_tokens=20).answer()
+    number = model.generate("The year was ", format="regex:1[0-9]{3}", max_tokens=20).answer()
     assert re.fullmatch("1[0-9]{3}", number.text), number
     schema = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 9}}, "required": ["age"], "additionalProperties": False}
-    found = json.loads(model.generate("He is ", json_schema=schema, max_tokens=60, seed=1).answer().text)
+    found = json.loads(model.generate("He is ", format={"json": schema}, max_tokens=60, seed=1).answer().text)
     assert 0 <= abs(found["age"]) and set(found) == {"age"}
 
 
@@ -99,7 +99,7 @@ def test_stats_count_and_do_not_wait(model):
 
 
 def test_a_lossy_strategy_has_its_loss_measured(demo):
-    with larder.load(demo, cache_experts=8, routing="prior:lambda=0.2,j=1", measure_every=4) as lossy:
+    with larder.load(demo, cache="8x", routing="prior:lambda=0.2,j=1", measure_every=4) as lossy:
         lossy.generate(PROMPT, temperature=0, max_tokens=60, ignore_eos=True).answer()
         stats = lossy.stats()
         assert stats.measured_tokens > 5 and stats.output_kl > 0
@@ -108,7 +108,7 @@ def test_a_lossy_strategy_has_its_loss_measured(demo):
         exact = lossy.generate(PROMPT, temperature=0, max_tokens=30).answer().text
         lossy.set_routing("prior:lambda=0.9,j=1")
         assert len({text, exact, lossy.generate(PROMPT, temperature=0, max_tokens=30).answer().text}) > 1
-    with larder.load(demo, cache_experts=8) as original:
+    with larder.load(demo, cache="8x") as original:
         assert original.generate(PROMPT, temperature=0, max_tokens=30).answer().text == exact
 
 
@@ -135,13 +135,13 @@ def test_errors_are_the_commands_sentences(command, demo, tmp_path):
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        (dict(cache_mem="much"), "cache-mem: "),
-        (dict(cache_mem="1G", cache_experts=2), "only one can be given"),
-        (dict(quality="much"), "quality must be"),
+        (dict(cache="much"), "cache: "),
+        (dict(quality="fast", routing="original"), "cannot be given together"),
+        (dict(quality="much"), "quality: must be"),
         (dict(routing="best"), "routing"),
-        (dict(threads=0), "threads must be from 1"),
-        (dict(device="tpu"), "device must be"),
-        (dict(evictor=1.5), "not valid"),
+        (dict(threads=0), "threads: must be at least 1"),
+        (dict(device="tpu"), "device: must be"),
+        (dict(evictor=[1]), "evictor: must be"),
     ],
 )
 def test_options_that_are_wrong(demo, options, fault):
@@ -158,8 +158,8 @@ def test_requests_that_are_wrong(model):
         (lambda: model.generate([-1]), "not one of the model's"),
         (lambda: model.generate([1] * 100_000), "must have from 1 to"),
         (lambda: model.generate(PROMPT, temperature=-1), "temperature"),
-        (lambda: model.generate(PROMPT, regex="("), "format"),
-        (lambda: model.generate(PROMPT, regex="a", json_schema={}), "only one"),
+        (lambda: model.generate(PROMPT, format="regex:("), "format"),
+        (lambda: model.generate(PROMPT, format={"regex": "a", "json": {}}), "with one of"),
         (lambda: model.chat([]), "no messages"),
         (lambda: model.chat([1]), "JSON object"),
         (lambda: model.chat([{"role": "user", "content": "x"}], tools=[{}]), "a function with a name"),
@@ -174,7 +174,7 @@ def test_requests_that_are_wrong(model):
 
 
 def test_a_model_that_is_closed(demo):
-    model = larder.load(demo, cache_experts=4)
+    model = larder.load(demo, cache="4x")
     model.close()
     model.close()
     with pytest.raises(larder.Error, match="the model is closed"):

@@ -111,7 +111,7 @@ fn a_text_depends_on_the_budget_and_not_on_how_experts_are_read() {
     let loss = measured["routing"]["output"]["kl"].as_f64().unwrap();
     assert!(loss > 0.0 && loss < 0.04, "{loss} on 200 tokens");
     let said =
-        larder(&["run", "-m", path(&TUNED.store), "-p", "Once", "-n", "20", "--cache", "8", "--quality", "light"]);
+        larder(&["run", "-m", path(&TUNED.store), "-p", "Once", "-n", "20", "--cache", "8x", "--quality", "light"]);
     let said = String::from_utf8(said.stderr).unwrap();
     assert!(said.contains("nats per token expected, 0.005 allowed]"), "{said}");
 }
@@ -147,14 +147,14 @@ fn what_a_budget_needs_is_said_in_one_sentence() {
     assert!(said.contains("has no quality.json") && said.contains("larder tune"), "{said}");
     // Where all experts have a slot, nothing is missing.
     larder_ok(&run(store, &["--quality", "fast"]));
-    larder_ok(&run(store, &["--quality", "fast", "--cache", "all"]));
+    larder_ok(&run(store, &["--quality", "fast", "--cache=all"]));
     for flags in [&["--quality", "much"][..], &["--quality", "0"], &["--quality", "fast", "--routing", "original"]] {
         assert_eq!(larder(&run(&demo, flags)).status.code(), Some(2), "{flags:?}");
     }
     let tune =
         |flags: &[&'static str]| [&["tune", path(&TEXT), "-m", path(store), "--tokens", "100"][..], flags].concat();
     assert!(larder_refuses(&tune(&["--cache", "8x"])).contains("add --force"));
-    assert!(larder_refuses(&tune(&["--force"])).contains("set --cache lower than 32"));
+    assert!(larder_refuses(&tune(&["--force"])).contains("set --cache lower than 32x"));
     assert!(larder_refuses(&["tune", path(&TEXT), "-m", path(&golden)]).contains("is not a store"));
     let damaged = none.path().join("damaged");
     copy(store, &damaged);

@@ -86,7 +86,7 @@ fn a_worker_that_is_replaced_behind_its_name_is_found_during_a_generation() {
     let far =
         format!("discover = \"http://{name}\"\n[[server]]\nname = \"far\"\naddress = \"http://{far}\"\nall = true\n");
     fs::write(&path, far).unwrap();
-    let flags = ["--edge", path.to_str().unwrap(), "--edge-deadline", "3000"];
+    let flags = ["--edge", path.to_str().unwrap(), "-o", "edge-deadline=3000"];
     let (output, _) = disturbed(&thin, &flags, || {
         // So that the text has hardly grown when the new worker is looked for.
         hold.store(50, Ordering::Relaxed);

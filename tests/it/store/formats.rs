@@ -99,7 +99,7 @@ fn experts_of_several_sizes_stream_with_the_bits_of_the_checkpoint() {
     assert!(opened.layout(LayerIdx(0)).bytes > opened.layout(LayerIdx(1)).bytes);
     assert_eq!(opened.manifest().experts.classes.len(), 2);
     let want = logits_with(&checkpoint, &dir.path().join("want"), &[]);
-    for flags in ["--cache", "all", "--cache 1x", "--cache 3x -o prefetch=2", "--cache 4x -o scope=global"] {
+    for flags in ["--cache=all", "--cache 1x", "--cache 3x -o prefetch=2", "--cache 4x -o scope=global"] {
         let flags: Vec<&str> = flags.split(' ').collect();
         assert!(logits_with(&store, &dir.path().join("got"), &flags) == want, "{flags:?}");
     }
@@ -161,7 +161,7 @@ fn a_gguf_file_of_mixed_formats_streams_with_its_own_bits() {
     assert_eq!(kinds, [NumberFormat::Q4_0, NumberFormat::F16]);
     assert!(opened.layout(LayerIdx(1)).bytes > opened.layout(LayerIdx(0)).bytes);
     let want = logits_with(&gguf, &dir.path().join("want"), &[]);
-    for flags in ["--cache", "all", "--cache 2x", "--cache 3x -o scope=global -o prefetch=1"] {
+    for flags in ["--cache=all", "--cache 2x", "--cache 3x -o scope=global -o prefetch=1"] {
         let flags: Vec<&str> = flags.split(' ').collect();
         assert!(logits_with(&store, &dir.path().join("got"), &flags) == want, "{flags:?}");
     }

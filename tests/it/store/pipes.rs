@@ -90,7 +90,19 @@ fn pipes_in_the_place_of_shards() {
                 pipe(&path);
             }
         }
-        refuses(&["run", "-m", store.to_str().unwrap(), "-p", "The", "-n", "2", "--cache", "4", "-o reader", reader]);
+        refuses(&[
+            "run",
+            "-m",
+            store.to_str().unwrap(),
+            "-p",
+            "The",
+            "-n",
+            "2",
+            "--cache",
+            "4x",
+            "-o",
+            &format!("reader={reader}"),
+        ]);
     }
 }
 
@@ -128,7 +140,7 @@ fn pipes_named_on_the_command_line() {
         &["lab", "import", csv.as_str(), "--out", out],
         &["edge", "plan", "--activations", one, "--", one],
         &["run", "-m", demo, "-p", "The", "-n", "2", "--edge", one],
-        &["run", "-m", demo, "-p", "The", "-n", "2", "-o", "eviction=learned", "-o evictor", one],
+        &["run", "-m", demo, "-p", "The", "-n", "2", "-o", "eviction=learned", "-o", &format!("evictor={one}")],
     ] {
         refuses(args);
     }
