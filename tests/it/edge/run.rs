@@ -175,7 +175,7 @@ fn logits(place: &Place, model: &Path, flags: &[&str]) -> Vec<u8> {
     let (tokens, out) = (place.path("tokens.json"), place.path("out.safetensors"));
     fs::write(&tokens, "[5, 17, 3, 3, 60, 41, 8, 101, 7, 12]").unwrap();
     let args = ["logits", "-m", model.to_str().unwrap(), "--tokens", tokens.to_str().unwrap(), "--threads", "1"];
-    let rest = ["--out", out.to_str().unwrap(), "--force", "--chunk", "6", "--generate", "4"];
+    let rest = ["--out", out.to_str().unwrap(), "--force", "-o", "prefill-tokens=6", "--generate", "4"];
     larder_ok(&[&args[..], &rest, flags].concat());
     fs::read(out).unwrap()
 }
