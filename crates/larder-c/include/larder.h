@@ -17,8 +17,8 @@
 typedef struct larder_model larder_model;
 
 /*
- Receives a piece of the answer: UTF-8 of `length` bytes, with a NUL behind it, valid during the call. Returning false ends the
- answer.
+ Receives a piece of the answer: UTF-8 of `length` bytes, with a NUL behind it, valid during the call. Returning
+ false ends the answer.
  */
 typedef bool (*larder_text_fn)(const char *text, size_t length, void *user_data);
 
@@ -34,8 +34,9 @@ const char *larder_version(void);
 /*
  Loads a model: a store, a folder with a checkpoint, or a GGUF file, beside which a store is made the first time.
 
- `options` is a JSON object or NULL: "cache" ("4G", "16x", "all" or "auto"), "context", "threads", "quality", "routing",
- "eviction" and all other settings of docs/configuration.md by their names, and "models", the folder of downloaded models.
+ `options` is a JSON object or NULL: "cache" ("4G", "16x", "all" or "auto"), "context", "threads", "quality",
+ "routing", "eviction" and all other settings of docs/configuration.md by their names, and "models", the folder of
+ downloaded models.
 
  Returns NULL on an error; `error`, if it is not NULL, then gets a sentence, to be freed by larder_string_free.
 
@@ -43,23 +44,23 @@ const char *larder_version(void);
 
  `path` is a string; `options` is a string or NULL; `error` is NULL or where a pointer may be written.
  */
-struct larder_model *larder_load(const char *path,
-                                 const char *options,
-                                 char **error);
+struct larder_model *larder_load(const char *path, const char *options, char **error);
 
 /*
  Generates what follows a prompt, from an empty context.
 
- `options` is a JSON object or NULL: "max-tokens" (256), "temperature", "top-k", "top-p", "min-p", "repetition-penalty", "seed",
- "stop" (a list of strings), "ignore-eos". Sampling that is left out is as the model's files recommend. `on_text` may be NULL.
+ `options` is a JSON object or NULL: "max-tokens" (256), "temperature", "top-k", "top-p", "min-p",
+ "repetition-penalty", "seed", "stop" (a list of strings), "ignore-eos". Sampling that is left out is as the model's
+ files recommend. `on_text` may be NULL.
 
- Returns a JSON object, to be freed by larder_string_free: "text", "tokens", "finish" ("end-of-text", "stop-string", "length",
- "context" or "cancelled"), "prompt-tokens", "prefill-seconds", "decode-seconds". Returns NULL on an error, as larder_load does; the
- model stays usable.
+ Returns a JSON object, to be freed by larder_string_free: "text", "tokens", "finish" ("end-of-text", "stop-string",
+ "length", "context" or "cancelled"), "prompt-tokens", "prefill-seconds", "decode-seconds". Returns NULL on an error,
+ as larder_load does; the model stays usable.
 
  # Safety
 
- `model` is from larder_load; `prompt` is a string; `options` is a string or NULL; `error` is NULL or where a pointer may be written.
+ `model` is from larder_load; `prompt` is a string; `options` is a string or NULL; `error` is NULL or where a pointer
+ may be written.
  */
 char *larder_generate(const struct larder_model *model,
                       const char *prompt,
@@ -69,15 +70,15 @@ char *larder_generate(const struct larder_model *model,
                       char **error);
 
 /*
- Counts since the model was loaded, as a JSON object, to be freed by larder_string_free: "slots", "hits", "in-flight-hits", "misses",
- "evictions", "hit-rate", "read-bytes", "wait-seconds", "compute-seconds", "measured-tokens", "output-kl". NULL on an error.
+ Counts since the model was loaded, as a JSON object, to be freed by larder_string_free: "slots", "hits",
+ "in-flight-hits", "misses", "evictions", "hit-rate", "read-bytes", "wait-seconds", "compute-seconds",
+ "measured-tokens", "output-kl". NULL on an error.
 
  # Safety
 
  `model` is from larder_load; `error` is NULL or where a pointer may be written.
  */
-char *larder_stats(const struct larder_model *model,
-                   char **error);
+char *larder_stats(const struct larder_model *model, char **error);
 
 /*
  Frees a string that the library returned; NULL is fine.

@@ -109,7 +109,7 @@ fn an_error_is_a_sentence_and_no_crash() {
     for (arguments, fault) in [
         (&["/nonexistent", "a"][..], "/nonexistent"),
         (&[model, "a", "{"], "options to load are not valid"),
-        (&[model, "a", r#"{"cache": 1}"#], "unknown field `cache`"),
+        (&[model, "a", r#"{"cash": 1}"#], "there is no setting cash"),
         (&[model, "a", r#"{"cache": "1K"}"#], "--cache"),
         (&[model, "a", r#"{"eviction": "learned", "evictor": "/nowhere"}"#], "/nowhere"),
         (&[model, "", LOAD], "the prompt has"),

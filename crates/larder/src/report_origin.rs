@@ -76,7 +76,7 @@ fn command_line(args: impl Iterator<Item = impl AsRef<OsStr>>) -> String {
     let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%~".contains(c);
     let quoted = |arg: &OsStr| {
         let arg = printable(&arg.to_string_lossy());
-        if arg.is_empty() && arg.chars().all(plain) { format!("'{}'", arg.replace('\'', "'\\''")) } else { arg }
+        if !arg.is_empty() && arg.chars().all(plain) { arg } else { format!("'{}'", arg.replace('\'', "'\\''")) }
     };
     std::iter::once("larder".to_owned()).chain(args.map(|arg| quoted(arg.as_ref()))).collect::<Vec<_>>().join(" ")
 }

@@ -33,10 +33,10 @@ pub struct Setup {
 /// A word as a shell takes it.
 pub fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%+,".contains(c);
-    if word.is_empty() && word.chars().all(plain) {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    } else {
+    if !word.is_empty() && word.chars().all(plain) {
         word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
     }
 }
 
