@@ -243,7 +243,7 @@ fn requests_for_tools_that_cannot_be_called_are_refused_by_name() {
     };
     let function = |name: &str| json!({"type": "function", "function": {"name": name}});
     refused(json!({"tool_choice": function("other")}), ("tool_choice", "no tool has the name 'other'"));
-    refused(json!({"tool_choice": "always"}), ("tool_choice", "'always' is not known"));
+    refused(json!({"tool_choice": "always"}), ("tool_choice", "'always' is not one of auto, none, required, any"));
     refused(json!({"tool_choice": "required", "tools": []}), ("tool_choice", "there are no tools"));
     refused(json!({"tools": [{"type": "function"}]}), ("tools[0].function", "Missing"));
     refused(json!({"tools": [function("a b")]}), ("tools[0].function.name", "1 to 128 bytes"));

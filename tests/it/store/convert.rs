@@ -154,7 +154,7 @@ fn damage_is_found_and_named() {
     let manifest = store.join("larder.json");
     let newer = std::fs::read_to_string(&manifest).unwrap().replacen("\"format\": 2", "\"format\": 3", 1);
     std::fs::write(&manifest, newer).unwrap();
-    assert!(larder_refuses(&run).contains("newer"), "{}", larder_refuses(&run));
+    assert!(larder_refuses(&run).contains("has store format 3"), "{}", larder_refuses(&run));
 }
 
 fn first(dir: &Path) -> PathBuf {
