@@ -34,7 +34,7 @@ const NOTICES_MAX: usize = 64;
 /// A model with its engine, its tokenizer and what its files say about generating.
 ///
 /// ```
-/// use crate::{GenerateOptions, Model, TextPiece};
+/// use larder_runtime::{GenerateOptions, Model, TextPiece};
 /// # let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
 /// let mut model = Model::load(path)?;
 /// println!("{}", model.generate("The old man looked at the door, and")?.text);
