@@ -10,8 +10,8 @@ use crate::mtp_state::OwnLayer;
 /// multi-token prediction.
 ///
 /// A source says what may follow, and nothing depends on it but time: draft tokens are verified, so any token of the
-/// vocabulary is a valid draft. The [`Speculator`](super::Speculator) asks for no more tokens than are at hand, have
-/// room in the sequence, and are worth their time. It does not say which of them were accepted: the next text shows it.
+/// vocabulary is a valid draft. The speculator asks for no more tokens than are at hand, have room in the sequence, and
+/// are worth their time. It does not say which of them were accepted: the next text shows it.
 pub trait DraftSource: Send {
     /// The most tokens that can be drafted behind `text`; 0 if nothing is known of what follows. Takes no time worth
     /// counting. `own` is the model's layer for multi-token prediction, if it is used.
