@@ -61,6 +61,8 @@ pub enum Answer {
     Text,
     /// An object.
     Json,
+    /// A list of objects.
+    List,
     /// An object, or with `stream` server-sent events.
     Streamed,
     /// An object, or with `stream` an object per line.
@@ -161,7 +163,7 @@ pub static ROUTES: &[Route] = &[
         Model(|m| on(m, tools::props)),
     )
     .asks(LOADED),
-    get(&["/slots"], "Slots", "all slots", Model(|m| on(m, slots::list))).asks(LOADED),
+    get(&["/slots"], "Slots", "all slots", Model(|m| on(m, slots::list))).asks(LOADED).answers(Answer::List),
     post(&["/slots/{id}"], "Slots", &SLOT, Model(|m| on(m, slots::act)))
         .says("saves, restores or erases the sequence of a slot")
         .asks(SLOT_QUERY)
