@@ -31,6 +31,8 @@ const RECORDED: &[(&str, f64, f64)] = &[
 /// Fork-joins per token with two threads: few of experts that arrive together, and most of experts whose halves arrive
 /// one by one, each with a check and a computation of its own. There were 52 to 97.
 const FORK_JOINS: RangeInclusive<f64> = 38.0..=116.0;
+/// Fork-joins per token where all experts are resident.
+const FORK_JOINS_RESIDENT: f64 = 41.0;
 
 /// The most allocations per token, and the most more for each expert that is read.
 const ALLOCATIONS: [f64; 2] = [50.0, 3.0];
@@ -116,13 +118,24 @@ fn a_token_costs_what_is_recorded() {
     }
 }
 
+fn fork_joins_of(counters: &[(&str, f64)]) -> f64 {
+    counters.iter().find(|(counter, _)| *counter == "fork-joins").unwrap().1
+}
+
+#[test]
+fn a_token_of_resident_experts_makes_as_many_fork_joins_as_are_recorded() {
+    let flags = ["--context", "128", "--cache", "all"];
+    let counters = per_token(&[SHORT, LONG].map(|tokens| run(tokens, "2", &flags)));
+    assert_eq!(fork_joins_of(&counters), FORK_JOINS_RESIDENT);
+}
+
 #[test]
 fn a_pool_of_two_wakes_at_most_once_per_fork_join() {
     let runs = [SHORT, LONG].map(|tokens| run(tokens, "2", STREAMED));
     let counters = per_token(&runs);
     println!("per token on two threads: {counters:?}");
-    let (_, fork_joins) = counters.iter().find(|(counter, _)| *counter == "fork-joins").unwrap();
-    assert!(FORK_JOINS.contains(fork_joins), "{fork_joins} fork-joins per token");
+    let fork_joins = fork_joins_of(&counters);
+    assert!(FORK_JOINS.contains(&fork_joins), "{fork_joins} fork-joins per token");
     // Within a run; how many fork-joins find the other thread awake varies between two runs.
     for Run { decode, .. } in &runs {
         let [fork_joins, wakeups] = ["fork_joins", "pool_wakeups"].map(|name| decode[name].as_u64().unwrap());

@@ -1,4 +1,4 @@
-//! What is cut where a chat or a text is longer than the context: the oldest turns of a chat, the middle of a text, and
+//! Cuts where a chat or a text is longer than the context: the oldest turns of a chat, the middle of a text, and
 //! older tokens of an answer under way.
 
 use larder_text::{ContextFull, DialogueTurns, answer_room, kept_tokens};

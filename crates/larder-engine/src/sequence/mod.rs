@@ -89,8 +89,8 @@ impl Sequence {
         Sequence { cache, tokens, horizon, rewound, decode_from, ..Sequence::new(decoder, context) }
     }
 
-    /// What is saved of it: KV cache, the tokens in it, the length that rotary positions were computed for, and whether
-    /// tokens were dropped.
+    /// Parts of a saved sequence: KV cache, the tokens in it, the length that rotary positions were computed for, and
+    /// whether tokens were dropped.
     pub(crate) fn saved_parts(&self) -> (&KvCache, &[u32], usize, bool) {
         debug_assert!(self.ahead.is_none(), "the states of a step that was begun are not those behind the last token");
         (&self.cache, self.computed_tokens(), self.horizon, self.rewound || self.pending() > 0)

@@ -16,6 +16,9 @@ use larder_os::power::POWER_SUPPLIES;
 
 pub use renamed::{RENAMED, RenamedSetting, renamed};
 pub use table::SETTINGS;
+pub use values::SettingError;
+
+use values::Result;
 
 /// The part of an engine that a setting belongs to. A command takes the settings of some parts, as a sum of
 /// [`Self::bit`].
@@ -27,7 +30,7 @@ pub enum SettingPart {
     CacheSize,
     /// How the cache of experts works.
     Cache,
-    /// What is remembered of earlier runs.
+    /// Hot experts that earlier runs have left.
     HotSet,
     /// How experts are chosen.
     Routing,
@@ -70,6 +73,9 @@ impl SettingPart {
     }
 }
 
+/// Gives a setting a value.
+type Setter = fn(&mut EngineSettings, &str) -> Result<()>;
+
 /// One setting.
 pub struct SettingRow {
     /// Name in larder.toml, of `-o`, and in the options of other languages.
@@ -91,7 +97,7 @@ pub struct SettingRow {
     pub by_store: bool,
     /// Whether help leaves it out, because it is for tests.
     pub is_hidden: bool,
-    set: fn(&mut EngineSettings, &str) -> Result<(), String>,
+    set: Setter,
 }
 
 impl SettingRow {
@@ -125,7 +131,7 @@ impl SettingRow {
     }
 
     /// Fails in one sentence if the setting cannot have this value.
-    pub fn check(&self, value: &str) -> Result<(), String> {
+    pub fn check(&self, value: &str) -> Result<()> {
         (self.set)(&mut EngineSettings::taking(u16::MAX), value)
     }
 
@@ -152,7 +158,7 @@ pub struct EngineSettings {
     given: Vec<&'static str>,
 }
 
-/// What is said of edge workers, which are used only with a topology.
+/// Settings of edge workers, which are used only with a topology.
 #[cfg(feature = "edge")]
 #[derive(Clone)]
 struct EdgeSettings {
@@ -187,11 +193,11 @@ impl EngineSettings {
     }
 
     /// Gives a setting a value. Fails in one sentence, which names the setting.
-    pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+    pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
         let row = SettingRow::named(name).filter(|row| row.is_in(self.takes)).ok_or_else(|| self.unknown(name))?;
-        (row.set)(self, value).map_err(|why| format!("{name}: {why}"))?;
+        (row.set)(self, value).map_err(|why| SettingError::from(format!("{name}: {why}")))?;
         if let Some(other) = self.given.iter().find(|other| row.excludes(other)) {
-            return Err(format!("{name} and {other} cannot be given together; leave out one of them"));
+            return Err(format!("{name} and {other} cannot be given together; leave out one of them").into());
         }
         self.given.push(row.name);
         Ok(())
@@ -252,7 +258,7 @@ mod tests {
     use super::*;
     use crate::options::{CacheSize, DeviceKind};
 
-    fn with(pairs: &[(&str, &str)]) -> Result<EngineSettings, String> {
+    fn with(pairs: &[(&str, &str)]) -> Result<EngineSettings> {
         let mut all = EngineSettings::taking(u16::MAX);
         pairs.iter().try_for_each(|(name, value)| all.set(name, value)).map(|()| all)
     }
@@ -306,10 +312,11 @@ mod tests {
             (&[("scope", "town")], "scope: must be layer or global"),
             (&[("reader", "tape")], "reader: unknown reader"),
         ] {
-            let found = with(pairs).err().unwrap();
+            let found = with(pairs).err().unwrap().to_string();
             assert!(found.starts_with(fault), "{found}");
         }
-        let refused = EngineSettings::taking(SettingPart::Cache.bit()).set("routing", "original").unwrap_err();
+        let refused =
+            EngineSettings::taking(SettingPart::Cache.bit()).set("routing", "original").unwrap_err().to_string();
         assert!(refused.starts_with("routing cannot be set here; settings are scope, "), "{refused}");
     }
 

@@ -46,7 +46,7 @@ impl RenamedSetting {
         !self.value.contains("{}")
     }
 
-    /// What is typed now; `is_flag` says whether the command has a flag of the new name.
+    /// The new spelling; `is_flag` says whether the command has a flag of the new name.
     pub fn typed_with(&self, old: &str, is_flag: bool) -> String {
         let value = self.value_of(old);
         match SettingRow::named(self.new) {

@@ -5,16 +5,16 @@ use larder_model::KvFormat;
 use larder_policy::routing::parse_quality;
 
 use super::values::{
-    at_least_one, cache, file, number, off_or_number, one_of, parsed, speculation, threads, truth, vram,
+    Result, at_least_one, cache, file, number, off_or_number, one_of, parsed, speculation, threads, truth, vram,
 };
-use super::{EngineSettings, SettingPart, SettingRow};
+use super::{Setter, SettingError, SettingPart, SettingRow};
 use crate::options::DeviceKind;
 
 /// Milliseconds to wait for a worker.
 #[cfg(feature = "edge")]
 pub const EDGE_DEADLINE_MS: u64 = 1000;
 
-/// What `device` can be.
+/// Devices by name.
 const DEVICES: &[(&str, DeviceKind)] = &[
     ("cpu", DeviceKind::Cpu),
     ("cuda", DeviceKind::Cuda),
@@ -32,23 +32,18 @@ const fn setting(
     name: &'static str,
     [values, default, example]: [&'static str; 3],
     help: &'static str,
-    set: fn(&mut EngineSettings, &str) -> Result<(), String>,
+    set: Setter,
 ) -> SettingRow {
     let (has_flag, by_store, is_hidden) = (false, false, false);
     SettingRow { name, values, default, help, example, part, has_flag, by_store, is_hidden, set }
 }
 
 /// A setting that is true or false.
-const fn switch(
-    part: SettingPart,
-    name: &'static str,
-    help: &'static str,
-    set: fn(&mut EngineSettings, &str) -> Result<(), String>,
-) -> SettingRow {
+const fn switch(part: SettingPart, name: &'static str, help: &'static str, set: Setter) -> SettingRow {
     setting(part, name, ["", "false", "true"], help, set)
 }
 
-fn put<T>(place: &mut T, value: Result<T, String>) -> Result<(), String> {
+fn put<T>(place: &mut T, value: Result<T>) -> Result<()> {
     *place = value?;
     Ok(())
 }
@@ -138,7 +133,7 @@ pub static SETTINGS: &[SettingRow] = &[
         "quality",
         ["LOSS", "off", "balanced"],
         "Accept this output loss (KL, nats/token) for fewer reads: light, balanced, fast, or a number",
-        |s, v| put(&mut s.options.routing, parse_quality(v)),
+        |s, v| put(&mut s.options.routing, parse_quality(v).map_err(SettingError::from)),
     )
     .with_flag()
     .by_store(),

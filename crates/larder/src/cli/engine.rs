@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, CommandFactory, Error, FromArgMatches};
-use larder_runtime::settings::{SETTINGS, SettingPart, SettingRow, renamed};
+use larder_runtime::settings::{SETTINGS, SettingError, SettingPart, SettingRow, renamed};
 use larder_runtime::{EngineSettings, THREADS_MAX, TraceOptions};
 
 use super::output::{OutputFile, ReplaceFlag};
@@ -147,15 +147,15 @@ impl TypedValueParser for SettingParser {
     }
 }
 
-fn given_setting(takes: u16, text: &str) -> Result<GivenSetting, String> {
+fn given_setting(takes: u16, text: &str) -> Result<GivenSetting, SettingError> {
     let (name, value) = match text.split_once('=') {
         Some(pair) => pair,
         None if SettingRow::named(text).is_none_or(SettingRow::is_switch) => (text, "true"),
-        None => return Err(format!("{text} needs a value, as in -o {text}=VALUE")),
+        None => return Err(format!("{text} needs a value, as in -o {text}=VALUE").into()),
     };
-    EngineSettings::taking(takes)
-        .set(name, value)
-        .map_err(|why| renamed(name).map_or(why, |row| format!("{name} is now {}", row.typed_with(value, false))))?;
+    EngineSettings::taking(takes).set(name, value).map_err(|why| {
+        renamed(name).map_or(why, |row| format!("{name} is now {}", row.typed_with(value, false)).into())
+    })?;
     let row = SettingRow::named(name).ok_or_else(|| format!("there is no setting {name}"))?;
     Ok(GivenSetting { row, value: value.to_owned() })
 }

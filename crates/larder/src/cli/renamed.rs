@@ -21,7 +21,7 @@ pub fn try_parse(line: &[OsString]) -> Result<ArgMatches, Error> {
     })
 }
 
-/// What is typed now instead of the flag that is not known.
+/// The new spelling of a flag that is not known.
 fn moved(error: &Error, line: &[OsString]) -> Option<String> {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
     let name = flag.strip_prefix("--")?.split('=').next()?;

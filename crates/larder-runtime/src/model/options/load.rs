@@ -57,7 +57,10 @@ impl LoadOptions {
         match name {
             "models" => self.models = Some(text.into()),
             "cache-folder" => self.cache_folder = Some(text.into()),
-            _ => self.settings.set(name, &text).map_err(|why| anyhow!(moved(name, &text).unwrap_or(why)))?,
+            _ => self
+                .settings
+                .set(name, &text)
+                .map_err(|why| anyhow!(moved(name, &text).unwrap_or_else(|| why.to_string())))?,
         }
         Ok(())
     }
