@@ -30,8 +30,7 @@ use larder_os::memory;
 /// Alignment of resident matrices in VRAM, in bytes.
 const RESIDENT_ALIGN: u64 = 256;
 /// Bytes of experts that are computed to measure the CPU: more than its caches hold.
-const PROBE_BYTES: usize = 128 << 20;
-
+const PROBE_BYTES: u64 = 128 << 20;
 /// The longest that takes. Small experts take longer per byte.
 const PROBE_TIME: Duration = Duration::from_millis(50);
 
@@ -88,7 +87,7 @@ pub(crate) fn assemble(
     });
     let layout = store.layout(geometry.moe_layers[0]);
     let throughput = measure(layout, geometry.top_k)?;
-    let host = host_seconds_per_byte(&compute, layout, inputs.available_bytes);
+    let host = host_seconds_per_byte(&compute, layout, &inputs);
     let measured = MeasuredCosts { copy: 1.0 / throughput.link_in, host, device: 1.0 / throughput.compute };
     model.notices().send(Notice::GpuThroughput(throughput_text(&throughput, &measured)));
     report["device"]["rates"] = json!({
@@ -169,9 +168,10 @@ fn check(options: &Options) -> Result<()> {
     }
 }
 
-/// Seconds per byte of expert that the CPU takes for one token, with experts in memory and not in its caches.
-fn host_seconds_per_byte(compute: &Arc<ComputeContext>, layout: &ExpertLayout, available: Option<u64>) -> f64 {
-    let most = available.map_or(PROBE_BYTES, |bytes| PROBE_BYTES.min(bytes as usize / 8));
+/// Seconds per byte of expert that the CPU takes for one token, with experts in its caches only if the model's fit there.
+fn host_seconds_per_byte(compute: &Arc<ComputeContext>, layout: &ExpertLayout, inputs: &PlanInputs) -> f64 {
+    let most = inputs.available_bytes.map_or(PROBE_BYTES, |bytes| PROBE_BYTES.min(bytes / 8));
+    let most = most.min(inputs.all_expert_bytes()) as usize;
     // Valid numbers in any format, none of them extreme. Zeros would all map to one page.
     let experts = vec![0x3C; (most / layout.bytes).max(2) * layout.bytes];
     let x = vec![1.0; layout.up.cols];

@@ -120,7 +120,7 @@ impl PlanInputs<'_> {
         }
     }
 
-    fn all_expert_bytes(&self) -> u64 {
+    pub fn all_expert_bytes(&self) -> u64 {
         self.bytes_of_slots(self.blueprint.geometry.experts, CacheScope::Layer)
     }
 
