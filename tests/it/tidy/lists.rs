@@ -122,18 +122,6 @@ pub const CIRCLES: &[&[&str]] = &[
     ],
     &["crates/larder-cache/src/traffic.rs", "crates/larder-cache/src/two_tiers/counts.rs"],
     &["crates/larder-edge/src/placement/problem.rs", "crates/larder-edge/src/placement/remote_requests.rs"],
-    &[
-        "crates/larder-engine/src/decode.rs",
-        "crates/larder-engine/src/output_loss.rs",
-        "crates/larder-engine/src/saved_sequence.rs",
-        "crates/larder-engine/src/sequence/ahead.rs",
-        "crates/larder-engine/src/sequence/mod.rs",
-        "crates/larder-engine/src/session.rs",
-        "crates/larder-engine/src/speculation/draft_model.rs",
-        "crates/larder-engine/src/speculation/source.rs",
-        "crates/larder-engine/src/step.rs",
-        "crates/larder-engine/src/writer.rs",
-    ],
     &["crates/larder-kernels/src/simd/integers.rs", "crates/larder-kernels/src/simd/tile.rs"],
     &[
         "crates/larder-model/src/arch/deepseek_v2.rs",

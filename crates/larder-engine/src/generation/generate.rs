@@ -3,18 +3,16 @@
 use std::time::{Duration, Instant};
 
 use larder_model::{ExpertPath, ModelError, Tap};
+use larder_text::{Grammar, StopMatcher, Tokenizer};
 
-use crate::decode::{SessionDecoding, StepStats, TokenChoice};
+use super::decode::{SessionDecoding, StepStats};
+use super::session::Session;
+use super::writer::{FinishReason, Writer};
+use crate::choice::{NextChoice, TokenChoice};
 use crate::output_loss::OutputLoss;
 use crate::sampler::{Sampler, SamplerError};
-use crate::sequence::{AheadCounts, NextChoice};
-use crate::session::Session;
+use crate::sequence::{AheadCounts, TokenInput};
 use crate::speculation::{DraftCounts, Drafting};
-use crate::token_input::TokenInput;
-use crate::writer::{FinishReason, Writer};
-use larder_text::Grammar;
-use larder_text::StopMatcher;
-use larder_text::Tokenizer;
 
 /// The result of a generation.
 #[derive(Debug)]
@@ -27,7 +25,7 @@ pub struct Generated {
     pub shifts: usize,
     /// Tokens that were drafted.
     pub drafts: DraftCounts,
-    /// Steps that were begun before their token was known.
+    /// Async steps: those begun before their token was known.
     pub ahead: AheadCounts,
     /// Time of the prefill.
     pub prefill_time: Duration,

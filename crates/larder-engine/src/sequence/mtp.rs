@@ -3,7 +3,7 @@
 
 use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Span, Tap, TokenOrigin};
 
-use crate::speculation::DRAFT_MAX;
+use super::DRAFT_MAX;
 
 /// Hidden states that wait for the layer, at most: those of the last two steps with all their draft tokens. Where
 /// nothing is drafted for longer, the layer does without.
@@ -89,7 +89,7 @@ impl MtpState {
     pub(crate) fn computed(&mut self, rows: usize) {
         self.positions.extend((self.first..self.first + rows).map(|position| position as u32));
         self.hidden.drain(..rows * self.width);
-        // Those of a piece of a prompt, which the plan counts for one step, are not kept.
+        // Those of a prefill chunk, which the plan counts for one step, are not kept.
         self.hidden.shrink_to(WAITING_MAX * self.width);
         self.first += rows;
     }

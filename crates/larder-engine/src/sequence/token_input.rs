@@ -2,9 +2,6 @@
 
 use larder_model::{LogitsFor, TokenPhase};
 
-/// Tokens per prefill step of a sequence without a memory plan, which else decides.
-pub const PREFILL_TOKENS: usize = 256;
-
 /// Tokens to append to a sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenInput<'a> {

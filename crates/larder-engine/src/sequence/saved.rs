@@ -14,16 +14,16 @@
 //! | 8 | XXH3 (64 bits) of all of the above and the tokens |
 //! | 4 each | tokens |
 //! | | the note: bytes of the caller |
-//! | | the state of the decoder ([`KvCache::save`]) |
+//! | | the state of the decoder ([`KvCache::save`](larder_model::KvCache::save)) |
 //! | 8 | XXH3 (64 bits) of everything before it |
 
 use std::hash::Hasher;
 use std::io::{self, Read, Write};
 
-use larder_model::{Decoder, KvCache, ModelError, SavedStateError};
+use larder_model::{Decoder, ModelError, SavedStateError};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use crate::sequence::Sequence;
+use super::Sequence;
 
 const MAGIC: [u8; 16] = *b"larder sequence\n";
 const VERSION: u64 = 1;
@@ -198,14 +198,15 @@ impl Sequence {
     /// Writes the tokens that are computed with their state, and a note of the caller. Pending tokens are left out. The
     /// caller guarantees that [`Decoder::check_saving`] succeeds.
     pub fn save(&self, origin: &SequenceOrigin, note: &[u8], out: &mut dyn Write) -> io::Result<()> {
-        let (cache, tokens, horizon, rewound) = self.saved_parts();
-        let note_bytes = note.len() as u64;
-        let head = SavedHead { origin: *origin, tokens: tokens.to_vec(), horizon: horizon as u64, rewound, note_bytes };
+        debug_assert!(self.ahead.is_none(), "the states of a step that was begun are not those behind the last token");
+        let (tokens, note_bytes) = (self.computed_tokens().to_vec(), note.len() as u64);
+        let (horizon, rewound) = (self.horizon as u64, self.rewound || self.pending() > 0);
+        let head = SavedHead { origin: *origin, tokens, horizon, rewound, note_bytes };
         let mut out = Hashed { inner: out, hash: XxHash3_64::new() };
         out.write_all(&head.to_bytes())?;
         out.write_all(note)?;
-        if !tokens.is_empty() {
-            cache.save(&mut out)?;
+        if self.cache.len > 0 {
+            self.cache.save(&mut out)?;
         }
         let Hashed { inner, hash } = out;
         inner.write_all(&hash.finish().to_le_bytes())
@@ -238,16 +239,10 @@ impl Sequence {
         }
         let SavedHead { tokens, horizon, rewound, .. } = head;
         let horizon = usize::try_from(horizon).unwrap_or(usize::MAX);
-        Ok((Sequence::of_saved(decoder, context, SavedParts { cache, tokens, horizon, rewound }), note))
+        let decode_from = tokens.len();
+        let sequence = Sequence { cache, tokens, horizon, rewound, decode_from, ..Sequence::new(decoder, context) };
+        Ok((sequence, note))
     }
-}
-
-/// What a saved sequence consists of.
-pub(crate) struct SavedParts {
-    pub cache: KvCache,
-    pub tokens: Vec<u32>,
-    pub horizon: usize,
-    pub rewound: bool,
 }
 
 /// Bytes on their way, and their checksum so far.

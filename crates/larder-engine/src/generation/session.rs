@@ -2,10 +2,10 @@
 
 use larder_model::{BestLogits, Decoder, ExpertPath, Logits, ModelError, Tap};
 
+use crate::choice::NextChoice;
 use crate::output_loss::{LossMeter, OutputLoss};
-use crate::sequence::{AppendedTokens, NextChoice, Sequence};
+use crate::sequence::{AppendedTokens, Sequence, TokenInput};
 use crate::times::PhaseTimes;
-use crate::token_input::TokenInput;
 
 /// A sequence with exclusive use of a decoder and an expert path.
 pub struct Session<'m, P> {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use larder_model::{BestLogits, Decoder, ExpertPath, Logits, LogitsFor, ModelError, Phase, Span, Tap};
 
-use crate::decode::NextDraws;
-use crate::sequence::{NextChoice, Sequence, Unobserved};
+use super::Sequence;
+use crate::choice::{NextChoice, NextDraws};
 
 /// The share of one sequence in a step.
 pub struct StepPart<'a> {
@@ -51,7 +51,7 @@ impl StepPart<'_> {
 /// Computes pending tokens of all `parts` in one pass over the layers, and returns each part's logits. They may be the
 /// best ones alone if these are enough for all parts.
 ///
-/// Prefill in pieces, decoding one token, several sequences at once and the verification of draft tokens are all calls
+/// Prefill in chunks, decoding one token, several sequences at once and the verification of draft tokens are all calls
 /// of this function. The logits of a part do not depend on the other parts. A model's layer for multi-token prediction
 /// follows prompts; what is generated, it reads when it drafts.
 ///
@@ -181,14 +181,23 @@ fn follow_prompts(
     tap: &mut dyn Tap,
 ) -> Result<(), ModelError> {
     let reads = |part: &&mut StepPart| part.sequence.is_reading();
-    let pieces = parts.iter_mut().filter(reads).filter_map(|part| part.sequence.mtp_span());
-    let (mut spans, hidden): (Vec<Span>, Vec<&[f32]>) = pieces.unzip();
+    let chunks = parts.iter_mut().filter(reads).filter_map(|part| part.sequence.mtp_span());
+    let (mut spans, hidden): (Vec<Span>, Vec<&[f32]>) = chunks.unzip();
     if spans.is_empty() {
         return Ok(());
     }
     let done = decoder.predict(&mut spans, &hidden.concat(), experts, tap);
     parts.iter_mut().filter(reads).for_each(|part| part.sequence.mtp_pass_is_over(done.is_ok()));
     done.map(drop)
+}
+
+/// Observes nothing, but ends a pass when another tap wants no more of it.
+pub(crate) struct Unobserved<'a>(pub &'a mut dyn Tap);
+
+impl Tap for Unobserved<'_> {
+    fn wants_more(&mut self) -> bool {
+        self.0.wants_more()
+    }
 }
 
 /// Passes the times of a pass on, but not what it computes.

@@ -2,17 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use larder_model::{
-    BestLogits, Decoder, ExpertPath, LogitChanges, Logits, LogitsFor, LogitsRow, ModelError, Tap, TokenDraw, TokenPhase,
-};
+use larder_model::{BestLogits, Decoder, ExpertPath, Logits, LogitsFor, LogitsRow, ModelError, Tap, TokenPhase};
 
+use super::session::Session;
+use super::writer::{Writer, WrittenToken};
+use crate::choice::{NextChoice, NextDraws, TokenChoice};
 use crate::output_loss::OutputLoss;
 use crate::sampler::SamplerError;
-use crate::sequence::{AppendedTokens, NextChoice, Sequence, Unobserved};
-use crate::session::Session;
+use crate::sequence::{AppendedTokens, Sequence, Unobserved};
 use crate::speculation::{DraftCounts, DraftedStep, Drafting, Speculator, TextSoFar};
 use crate::times::PhaseTimes;
-use crate::writer::{Writer, WrittenToken};
 
 /// A finished step: the prefill of the prompt, or the decode of one token and of those drafted behind it.
 #[derive(Clone, Copy, Debug)]
@@ -27,33 +26,6 @@ pub struct StepStats {
     pub loss: OutputLoss,
 }
 
-/// The choice of tokens from logits.
-pub trait TokenChoice {
-    /// Takes those draft tokens off that cannot follow.
-    fn cut(&mut self, drafts: &mut Vec<u32>) {
-        let _ = drafts;
-    }
-
-    /// The logits that it reads of the last tokens of a sequence, whose tokens are these parts; `None` for all.
-    fn best(&mut self, tokens: &[&[u32]]) -> Option<BestLogits>;
-
-    /// The draws of the next token of a sequence, whose tokens are these parts, and of the one behind it; `None` if a
-    /// device cannot draw as this choice does.
-    fn draws(&mut self, tokens: &[&[u32]]) -> Option<NextDraws> {
-        let _ = tokens;
-        None
-    }
-}
-
-/// The draws of the next two tokens of a sequence.
-#[derive(Clone, Debug)]
-pub struct NextDraws {
-    /// One for each of them.
-    pub draws: [TokenDraw; 2],
-    /// How the choice changes logits before the first of them.
-    pub changes: LogitChanges,
-}
-
 /// The decoding of one text, between steps of its sequence.
 pub struct Decoding {
     speculator: Speculator,
@@ -61,7 +33,7 @@ pub struct Decoding {
     step: DraftedStep,
     /// Draft tokens that the next step computes: the last ones of the sequence.
     drafts: Vec<u32>,
-    /// Whether the step of the token that was written last was begun before, and whether the one behind it may be.
+    /// Whether the step of the token that was written last is an async step, and whether the one behind it may be.
     begun: bool,
     goes_on: bool,
     /// The token that was written last, if it is not in the sequence.

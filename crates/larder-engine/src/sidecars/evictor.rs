@@ -3,15 +3,12 @@
 use larder_policy::eviction::learned::{Array, Arrays, Evictor, Numbers};
 use safetensors::{Dtype, SafeTensors};
 
+use super::SidecarError;
+
 /// File name in the model's folder.
 pub const EVICTOR_FILE: &str = "evictor.safetensors";
 /// Limit of the file's size in bytes.
 pub const EVICTOR_BYTES_MAX: u64 = 256 << 20;
-
-/// Why a file beside a model cannot be used, as the rest of a sentence that begins with the file's path.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct SidecarError(pub String);
 
 /// Parses and checks trained weights.
 pub fn evictor_from_bytes(bytes: &[u8]) -> Result<Evictor, SidecarError> {

@@ -2,12 +2,10 @@
 //! of the server both take their tokens from here.
 
 use larder_model::{BestLogits, LogitsRow};
+use larder_text::{Detokenizer, Grammar, StopMatcher};
 
-use crate::decode::{NextDraws, TokenChoice};
+use crate::choice::{NextDraws, TokenChoice};
 use crate::sampler::{Sampler, SamplerError};
-use larder_text::Detokenizer;
-use larder_text::Grammar;
-use larder_text::StopMatcher;
 
 /// The reason why a generation ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

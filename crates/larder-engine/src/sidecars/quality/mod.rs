@@ -4,7 +4,7 @@ use larder_core::{Geometry, printable};
 use larder_policy::routing::{DialTable, Rung};
 use serde::{Deserialize, Serialize};
 
-use crate::evictor_file::SidecarError;
+use super::SidecarError;
 
 mod lambda_cost;
 
