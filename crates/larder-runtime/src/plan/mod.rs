@@ -11,7 +11,6 @@ use larder_policy::eviction::CacheShape;
 use serde_json::{Value, json};
 
 use crate::machine::budget::MemoryUse;
-use crate::slots::belong_to_layers;
 
 mod context;
 mod decide;
@@ -414,6 +413,12 @@ impl MemoryPlan {
             Some((slots, CacheScope::Global)) => slots < top_k * inputs.layers(),
         }
     }
+}
+
+/// Whether a slot of a cache only ever holds experts of one layer, so that it can have their size: not if layers
+/// share slots, be it all of them or scratch slots.
+pub(crate) fn belong_to_layers(scope: CacheScope, scratch: usize) -> bool {
+    scope == CacheScope::Layer && scratch == 0
 }
 
 /// The size of the pieces of a prompt, as a line of its own.

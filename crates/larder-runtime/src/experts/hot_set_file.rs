@@ -10,7 +10,7 @@ use larder_core::ExpertKey;
 use larder_os::replace_file;
 use larder_store::{HOT_EXPERTS, Source, Store, read_small};
 
-use crate::notice::{Notice, Notices};
+use crate::notices::{Notice, Notices};
 
 /// Numbers the temporary files of this process.
 static TEMPORARY: AtomicU64 = AtomicU64::new(0);

@@ -1,24 +1,20 @@
-//! The draft model of an engine: whether it can be used, the memory that it takes, and its loading.
-
-use std::sync::{Arc, Mutex};
+//! The draft model of an engine: whether it can be used, and the memory that it takes.
 
 use anyhow::{Result, bail};
 use larder_core::printable;
-use larder_engine::{DraftModel, SharedSource, Speculation};
-use larder_model::{ComputeContext, rewinds_freely};
+use larder_engine::Speculation;
+use larder_model::rewinds_freely;
 use larder_os::give_back_freed_memory;
 use larder_policy::eviction::PolicyNeeds;
 
-use crate::context_size::ContextSize;
-use crate::inputs::{AvailableMemory, plan_inputs_in};
-use crate::notice::Notice;
+use super::model::{AvailableMemory, beside_draft};
+use crate::notices::{Notice, Setting};
 use crate::open::{OpenModel, model_name};
-use crate::options::{CacheOptions, Options};
+use crate::options::{CacheOptions, ContextSize, Options};
 use crate::plan::{DraftMemory, MemoryPlan, PlanInputs};
-use crate::setting::Setting;
 
 /// Tokens of a text that a draft model computes in one step, when it begins behind a prompt.
-const PIECE_TOKENS: usize = 256;
+const CHUNK_TOKENS: usize = 256;
 
 /// Refuses what the options say of drafting and cannot be.
 pub fn check_drafting(model: &OpenModel, options: &Options) -> Result<()> {
@@ -139,54 +135,28 @@ fn check_vocabularies(model: &OpenModel, draft: &OpenModel) -> Result<()> {
 }
 
 /// The memory that the draft model of the options takes for texts of up to `context` tokens, if it is used.
-pub(crate) fn memory(model: &OpenModel, options: &Options, context: usize) -> Result<Option<DraftMemory>> {
+pub(super) fn memory(model: &OpenModel, options: &Options, context: usize) -> Result<Option<DraftMemory>> {
     let Some(draft) = of_options(model, options)? else { return Ok(None) };
-    let inputs = inputs(draft, options, context)?;
+    let inputs = draft_inputs(draft, options, context)?;
     let bytes = MemoryPlan::AllResident.total_bytes(&inputs);
     Ok(Some(DraftMemory { name: model_name(draft.source().path()), bytes }))
 }
 
 /// The inputs of a plan of the draft model alone, for texts of up to `context` tokens, with all its experts in memory:
 /// from the SSD it would hardly be faster than the model that it drafts for.
-fn inputs<'d>(draft: &'d OpenModel, options: &Options, context: usize) -> Result<PlanInputs<'d>> {
+pub(crate) fn draft_inputs<'d>(draft: &'d OpenModel, options: &Options, context: usize) -> Result<PlanInputs<'d>> {
     let own = Options {
         context: ContextSize::Tokens(context),
         sequences: 1,
         kv_limit_bytes: None,
         prompt_bytes_per_token: 0,
-        prefill_tokens: Some(PIECE_TOKENS),
+        prefill_tokens: Some(CHUNK_TOKENS),
         cache: CacheOptions::default(),
         speculation: Speculation::Off,
         draft: None,
         ..options.clone()
     };
     // The process is that of the other plan.
-    let inputs = plan_inputs_in(draft, &own, AvailableMemory { process: 0, available: None })?;
+    let inputs = beside_draft(draft, &own, AvailableMemory { process: 0, available: None }, &|_| Ok(None))?;
     Ok(PlanInputs { growth_bytes: 0, ..inputs })
-}
-
-/// Loads the draft model, whose products are computed on the threads of `compute`, for texts of up to `context` tokens
-/// of `vocab`.
-pub(crate) fn load(
-    draft: &OpenModel,
-    options: &Options,
-    context: usize,
-    vocab: usize,
-    compute: &ComputeContext,
-) -> Result<SharedSource> {
-    let inputs = inputs(draft, options, context)?;
-    if let Some(store) = draft.store() {
-        store.require_all()?;
-    }
-    let compute = Arc::new(ComputeContext {
-        kv_format: inputs.kv_format,
-        kv_limit_bytes: Some(usize::try_from(inputs.kv_bytes()).unwrap_or(usize::MAX)),
-        ..compute.on_same_threads()
-    });
-    let decoder = draft.decoder(&compute)?;
-    let (experts, rates) = draft.load_experts(&compute)?;
-    if let Some(rates) = rates {
-        draft.notices().send(Notice::DraftPreloaded { name: model_name(draft.source().path()), rates });
-    }
-    Ok(Arc::new(Mutex::new(DraftModel::new(decoder, experts, inputs.context, inputs.prefill_tokens, vocab))))
 }

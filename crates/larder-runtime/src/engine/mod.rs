@@ -1,40 +1,36 @@
 //! Starts a model as the options and the memory allow, and reports the plan before anything is loaded.
 
+mod draft;
+mod on_cpu;
+mod on_gpu;
+mod parts;
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use larder_cache::{Cache, CacheScope, SlotSupply, pass_through_slots};
+use anyhow::{Result, bail};
+use larder_cache::{CacheScope, pass_through_slots};
 use larder_core::Gate;
-use larder_engine::{
-    ContextLimit, Drafting, LossMeter, Recorder, Routing, Sequence, Session, SharedSource, Speculation, StreamingPath,
-};
+use larder_engine::{ContextLimit, Drafting, LossMeter, Recorder, Sequence, Session, SharedSource, Speculation};
 use larder_model::{AllResident, ComputeContext, Decoder};
-use larder_policy::eviction::{CacheShape, PolicyInputs};
-use larder_store::Store;
+use larder_os::lock::{self, SlotAddresses};
+use larder_os::nodes;
+use larder_policy::eviction::PolicyInputs;
 use larder_store::reader::{Arena, TouchPace};
 use serde_json::Value;
 
-use crate::draft;
-use crate::elastic::ElasticSlots;
-use crate::experts::EngineExperts;
-use crate::hot::HotSetFile;
-use crate::inputs::{expert_sizes, plan_inputs, tell_context};
+use self::on_cpu::{StreamingParts, cache_shape, streaming_parts};
+use self::parts::EngineParts;
+pub use self::parts::{OnGpu, require_store};
+use crate::experts::{EngineExperts, EnginePath, HotSetFile, policy_inputs, slot_sizes};
+use crate::inputs::{self, expert_sizes, plan_inputs, tell_context};
 use crate::machine::budget::{MemoryBudget, MemoryUse, PlannedMemory};
+use crate::machine::gpu;
 use crate::machine::power::PowerWatch;
-use crate::notice::Notice;
+use crate::notices::{Notice, Setting};
 use crate::open::OpenModel;
 use crate::options::{CacheSize, DeviceKind, Options, TraceOptions};
-use crate::paths::EnginePath;
-use crate::plan::{MemoryPlan, PlanInputs, decide};
-use crate::policies::policy_inputs;
-use crate::setting::Setting;
-use crate::slots::{self, Slots};
-use crate::tiers::OnGpu;
-use crate::{gpu, tiers};
-use larder_os::lock::{self, SlotAddresses};
-use larder_os::nodes;
 
 /// Draws the tokens whose loss is measured. It does not depend on the seed of sampling, so that texts of several seeds
 /// are measured at the same places.
@@ -50,7 +46,7 @@ pub struct InferenceEngine {
     pub policy_inputs: PolicyInputs,
     /// The context of each sequence.
     pub context: ContextLimit,
-    /// The most tokens of a step, by the memory plan: prompts are computed in pieces of as many.
+    /// The most tokens of a step, by the memory plan: that of a prefill chunk.
     pub prefill_tokens: usize,
     /// Time that loading the resident weights took.
     pub load_time: Duration,
@@ -75,17 +71,17 @@ impl InferenceEngine {
     /// weights.
     pub fn start(model: &OpenModel, options: &Options) -> Result<Self> {
         check_elastic(options)?;
-        let draft = draft::prepare(model, options)?;
+        let draft = inputs::prepare(model, options)?;
         let policy_inputs = policy_inputs(&options.cache.eviction, model, options.cache.evictor.as_deref())?;
         model.store().iter().for_each(|store| store.set_check_reads(options.cache.check_reads));
         nodes::use_all().into_iter().for_each(|nodes| model.notices().send(Notice::MemoryNodes(nodes)));
         // The GPU is opened first, because its driver allocates memory.
         let gpu = gpu::open(&options.device)?;
         tell_context(model, options);
-        let inputs = plan_inputs(model, options)?;
+        let planned = plan_inputs(model, options)?;
         let parts = match gpu {
-            Some(gpu) => tiers::assemble(model, options, inputs, &policy_inputs, gpu)?,
-            None => assemble(model, options, &inputs, &policy_inputs)?,
+            Some(gpu) => on_gpu::assemble(model, options, planned, &policy_inputs, gpu)?,
+            None => on_cpu::assemble(model, options, &planned, &policy_inputs)?,
         };
         let EngineParts {
             mut path,
@@ -220,7 +216,7 @@ impl InferenceEngine {
         // The old slots are freed before new ones are allocated.
         self.experts.set_path(Box::new(AllResident::new(0, self.compute.clone())));
         let shape = cache_shape(store, slots, scope, &self.options);
-        let sizes = slots::sizes(store, &shape, pass_through_slots(&shape));
+        let sizes = slot_sizes(store, &shape, pass_through_slots(&shape));
         self.memory.replace(MemoryUse::Experts, sizes.iter().map(|bytes| *bytes as u64).sum())?;
         let StreamingParts { experts, slots, .. } =
             streaming_parts(store, slots, scope, &self.compute, &self.options, &self.policy_inputs)?;
@@ -238,124 +234,6 @@ impl InferenceEngine {
         self.experts.set_path(Box::new(model.all_resident(&self.compute)?));
         Ok(())
     }
-}
-
-/// The parts of an engine that exist before the resident weights are loaded.
-pub(crate) struct EngineParts {
-    /// The path to the experts.
-    pub path: Box<dyn EnginePath>,
-    /// The memory of its slots, if it has any.
-    pub slots: Option<Arena>,
-    /// What changes the number of slots in use, if that follows the available memory.
-    pub elastic: Option<ElasticSlots>,
-    /// Threads and devices that compute.
-    pub compute: Arc<ComputeContext>,
-    /// The memory plan and the reader, as JSON.
-    pub report: Value,
-    /// The budget, of which process and experts are taken.
-    pub memory: PlannedMemory,
-    /// The context of each sequence.
-    pub context: ContextLimit,
-    /// The most tokens of a step.
-    pub prefill_tokens: usize,
-    /// Slots in main memory that read from a store; `None` if there are none or others as well.
-    pub planned_slots: Option<(usize, CacheScope)>,
-    /// The resident weights and the throughput of the GPU, if one computes.
-    pub gpu: Option<OnGpu>,
-    /// Whether steps may begin on the GPU before their token is known.
-    pub runs_ahead: bool,
-}
-
-/// Assembles an engine on the CPU. Slots are allocated before the weights are read, so that a lack of memory shows
-/// early.
-fn assemble(
-    model: &OpenModel,
-    options: &Options,
-    inputs: &PlanInputs,
-    policy_inputs: &PolicyInputs,
-) -> Result<EngineParts> {
-    let plan = decide(inputs, options)?;
-    if plan.slots().is_some() {
-        require_store(model)?;
-    }
-    if let Some(store) = model.store().filter(|_| !options.uses_edge()) {
-        store.require_all()?;
-    }
-    model.notices().send(Notice::Plan(plan.describe(inputs)));
-    let compute = Arc::new(new_compute(options, inputs)?);
-    let mut report = plan.json(inputs);
-    let mut memory = PlannedMemory::new(plan.parts(inputs))?;
-    let mut elastic = None;
-    if !matches!(plan, MemoryPlan::Elastic(_)) {
-        memory.take(MemoryUse::Experts)?;
-    }
-    let (path, slots): (Box<dyn EnginePath>, _) = match (plan, model.store()) {
-        (MemoryPlan::Slots { slots, scope }, Some(store)) => {
-            let StreamingParts { experts, reader_note, slots } =
-                streaming_parts(store, slots, scope, &compute, options, policy_inputs)?;
-            model.notices().send(Notice::Reader(reader_note.clone()));
-            report["reader"] = reader_note.into();
-            (with_edge(experts, store, model, options)?, Some(slots))
-        }
-        (MemoryPlan::Elastic(plan), Some(store)) => {
-            let shape = cache_shape(store, plan.most, plan.scope, options);
-            let StreamingParts { mut experts, reader_note, slots } =
-                parts_of_shape(store, &shape, plan.pass_through, &compute, options, policy_inputs)?;
-            let first = store.manifest().geometry.moe_layers[0];
-            elastic = Some(ElasticSlots::new(plan, &mut experts, slots.clone(), first, memory.budget())?);
-            model.notices().send(Notice::Reader(reader_note.clone()));
-            report["reader"] = reader_note.into();
-            (Box::new(experts), Some(slots))
-        }
-        // With a slot for every expert, the first token need not wait until all are loaded.
-        (MemoryPlan::AllResident, Some(store)) if options.cache.size != CacheSize::All => {
-            let all = inputs.blueprint.geometry.experts;
-            let StreamingParts { experts, reader_note, slots } =
-                streaming_parts(store, all, CacheScope::Layer, &compute, options, policy_inputs)?;
-            report["reader"] = reader_note.into();
-            (with_edge(experts, store, model, options)?, Some(slots))
-        }
-        #[cfg(feature = "edge")]
-        (_, None) if options.uses_edge() => crate::edge::refuse_no_store(model)?,
-        _ => (Box::new(model.all_resident(&compute)?), None),
-    };
-    let all = (inputs.blueprint.geometry.experts, CacheScope::Layer);
-    let planned_slots = path.streaming().map(|_| plan.slots().unwrap_or(all));
-    let prefill_tokens = inputs.prefill_tokens;
-    Ok(EngineParts {
-        path,
-        slots,
-        elastic,
-        compute,
-        report,
-        memory,
-        context: inputs.context_limit(),
-        prefill_tokens,
-        planned_slots,
-        gpu: None,
-        runs_ahead: false,
-    })
-}
-
-/// The model's store; refuses a model that is not one, because its experts cannot be read one by one.
-pub fn require_store(model: &OpenModel) -> Result<&Arc<Store>> {
-    let Some(store) = model.store() else {
-        let path = model.source().path().display();
-        bail!(
-            "{path}: is not a store, and experts can be read one by one from a store only; make one with `larder convert {path} \
-             STORE`"
-        )
-    };
-    Ok(store)
-}
-
-/// The compute threads, with the number formats of the options.
-pub fn new_compute(options: &Options, inputs: &PlanInputs) -> Result<ComputeContext> {
-    let compute = ComputeContext::new(options.compute.threads, options.compute.pin)
-        .with_context(|| format!("compute threads cannot be started; try fewer {}", Setting::Threads))?;
-    let kv_limit_bytes = Some(usize::try_from(inputs.kv_bytes()).unwrap_or(usize::MAX));
-    let (kv_format, kv_checkpoints) = (inputs.kv_format, inputs.kv_checkpoints);
-    Ok(ComputeContext { exact: options.compute.exact, kv_format, kv_limit_bytes, kv_checkpoints, ..compute })
 }
 
 /// Refuses a number of slots that follows the available memory where slots are not in main memory alone.
@@ -380,66 +258,6 @@ fn touch_slots(slots: &Arena, path: &dyn EnginePath) {
         }
         None => slots.touch_ahead(TouchPace::Background),
     }
-}
-
-fn cache_shape(store: &Store, slots: usize, scope: CacheScope, options: &Options) -> CacheShape {
-    CacheShape { scratch: options.cache.scratch, ..CacheShape::new(&store.manifest().geometry, slots, scope) }
-}
-
-/// A path through slots in main memory.
-struct StreamingParts {
-    experts: StreamingPath,
-    /// The reader and how it reads, as text.
-    reader_note: String,
-    /// The memory of the slots.
-    slots: Arena,
-}
-
-fn streaming_parts(
-    store: &Arc<Store>,
-    slots: usize,
-    scope: CacheScope,
-    compute: &Arc<ComputeContext>,
-    options: &Options,
-    policy_inputs: &PolicyInputs,
-) -> Result<StreamingParts> {
-    let shape = cache_shape(store, slots, scope, options);
-    parts_of_shape(store, &shape, pass_through_slots(&shape), compute, options, policy_inputs)
-}
-
-/// As [`streaming_parts`], with a cache of this shape and this number of pass-through slots.
-fn parts_of_shape(
-    store: &Arc<Store>,
-    shape: &CacheShape,
-    pass_through: usize,
-    compute: &Arc<ComputeContext>,
-    options: &Options,
-    policy_inputs: &PolicyInputs,
-) -> Result<StreamingParts> {
-    let policies = options.cache.eviction.make(shape, policy_inputs)?;
-    let Slots { slots: memory, reader, reader_note, arena } =
-        Slots::new(store, shape, pass_through, &options.cache.reader)?;
-    let geometry = &store.manifest().geometry;
-    let supply = SlotSupply { memory, reader, shards: Box::new(store.clone()), threads: compute.clone() };
-    let cache = Cache::new(geometry, shape, policies, supply);
-    let experts = StreamingPath::new(Routing::default(), cache, compute.clone(), options.cache.prefetch);
-    Ok(StreamingParts { experts, reader_note, slots: arena })
-}
-
-/// The path through slots, with edge workers if the options name a topology.
-fn with_edge(
-    local: StreamingPath,
-    store: &Arc<Store>,
-    model: &OpenModel,
-    options: &Options,
-) -> Result<Box<dyn EnginePath>> {
-    #[cfg(feature = "edge")]
-    if let Some(edge) = &options.edge {
-        let edge = crate::edge::connect(local, store, edge, options.compute.exact, model.notices())?;
-        return Ok(Box::new(edge));
-    }
-    let _ = (store, model, options);
-    Ok(Box::new(local))
 }
 
 /// A recorder of a trace, with the strategy and, for router logits, the gates as metadata.

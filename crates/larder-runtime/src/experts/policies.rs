@@ -11,9 +11,8 @@ use larder_os::read_regular;
 use larder_policy::eviction::{EvictionSpec, PolicyInputs, PolicyNeeds};
 use larder_policy::routing::{DialTable, Router, RoutingSpec, StrategyInputs};
 
-use crate::notice::Notice;
+use crate::notices::{Notice, Setting};
 use crate::open::OpenModel;
-use crate::setting::Setting;
 
 /// The inputs of an eviction policy: trained weights for `learned`, from the file `evictor` or else from the model's
 /// folder.

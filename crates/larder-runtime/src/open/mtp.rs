@@ -6,18 +6,8 @@ use anyhow::{Result, bail};
 use larder_model::mtp_layers;
 use larder_store::{MtpTensors, Source, Store};
 
-use crate::options::MtpUse;
-use crate::setting::Setting;
-
-impl MtpUse {
-    /// Whether the tensors of the layer are read from a checkpoint or a GGUF file, which a conversion may follow.
-    pub(crate) fn tensors(self) -> MtpTensors {
-        match self {
-            MtpUse::Always => MtpTensors::Kept,
-            MtpUse::Never | MtpUse::IfStored => MtpTensors::LeftOut,
-        }
-    }
-}
+use super::options::MtpUse;
+use crate::notices::Setting;
 
 /// Opens the store at `path`, of which shards may be missing, with or without the layer.
 pub(crate) fn open_store(path: &Path, mtp: MtpUse) -> Result<Store> {

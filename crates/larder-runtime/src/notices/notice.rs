@@ -8,7 +8,7 @@ use std::time::Duration;
 use larder_core::{format_bytes, printable};
 use larder_os::lock::{self, LockReport};
 
-use crate::setting::Setting;
+use super::setting::Setting;
 
 /// A fact worth a line for the user; [`fmt::Display`] is that line (of a plan, those lines).
 pub enum Notice {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::notice::{Notice, Notices};
+use crate::notices::{Notice, Notices};
 use larder_os::group;
 
 /// Time without a change of the number of slots after which it is said.

@@ -15,10 +15,9 @@ use larder_edge::{
 use larder_engine::StreamingPath;
 use larder_store::{Source, Store};
 
-use crate::notice::{Notice, Notices};
+use crate::notices::{Notice, Notices, Setting};
 use crate::open::{OpenModel, model_name};
 use crate::options::EdgeOptions;
-use crate::setting::Setting;
 
 /// Adds the workers of a topology to the path `local`. Connects to them and checks the handshake at once.
 pub(crate) fn connect(

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use larder_core::{CacheScope, format_bytes};
+use larder_core::format_bytes;
 use larder_policy::eviction::CacheShape;
 use larder_store::reader::{Arena, Reader, ReaderSpec, Slot};
 use larder_store::{ExpertSource, Store};
 
-use crate::setting::Setting;
+use crate::notices::Setting;
+use crate::plan::belong_to_layers;
 
 /// Empty slots and their reader.
 pub struct Slots {
@@ -27,7 +28,7 @@ impl Slots {
     /// Their memory, which the plan counts, is touched when they are first used, or ahead of that by
     /// [`Arena::touch_ahead`].
     pub fn new(store: &Arc<Store>, shape: &CacheShape, pass_through: usize, reader: &ReaderSpec) -> Result<Self> {
-        Self::of_sizes(store, &sizes(store, shape, pass_through), reader)
+        Self::of_sizes(store, &slot_sizes(store, shape, pass_through), reader)
     }
 
     /// Allocates `total` slots, each of which holds any expert of the store, and opens the reader.
@@ -50,14 +51,8 @@ impl Slots {
     }
 }
 
-/// Whether a slot of such a cache only ever holds experts of one layer, so that it can have their size: not if layers
-/// share slots, be it all of them or scratch slots.
-pub(crate) fn belong_to_layers(scope: CacheScope, scratch: usize) -> bool {
-    scope == CacheScope::Layer && scratch == 0
-}
-
 /// The size of each slot of a cache of this shape, and of each of its pass-through slots.
-pub(crate) fn sizes(store: &Store, shape: &CacheShape, pass_through: usize) -> Vec<usize> {
+pub(crate) fn slot_sizes(store: &Store, shape: &CacheShape, pass_through: usize) -> Vec<usize> {
     let mut sizes = if belong_to_layers(shape.scope, shape.scratch) {
         let layers = &store.manifest().geometry.moe_layers;
         layers.iter().flat_map(|layer| std::iter::repeat_n(store.layout(*layer).bytes, shape.slots)).collect()

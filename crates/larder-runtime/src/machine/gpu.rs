@@ -8,8 +8,8 @@ use larder_cache::two_tiers::Device;
 use larder_core::ExpertLayout;
 use larder_model::{DeviceAttention, DeviceExperts, DeviceProducts, Ops};
 
+use crate::notices::Setting;
 use crate::options::{DeviceKind, DeviceOptions};
-use crate::setting::Setting;
 
 /// An opened GPU, as the parts that an engine needs.
 pub struct GpuParts {

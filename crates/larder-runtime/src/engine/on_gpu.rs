@@ -13,44 +13,26 @@ use larder_policy::eviction::PolicyInputs;
 use larder_store::ExpertSource as _;
 use serde_json::json;
 
-use crate::engine::{EngineParts, new_compute, require_store};
-use crate::gpu::{GpuParts, GpuThroughput};
-use crate::inputs::at_context;
+use super::parts::{EngineParts, OnGpu, new_compute, require_store};
+use crate::experts::{GpuPath, Slots};
+use crate::inputs::tier_inputs;
 use crate::machine::budget::{MemoryUse, PlannedMemory};
-use crate::notice::Notice;
+use crate::machine::gpu::{GpuParts, GpuThroughput};
+use crate::notices::{Notice, Setting};
 use crate::open::OpenModel;
 use crate::options::{CacheSize, Options};
-use crate::paths::GpuPath;
-use crate::plan::tiers::{TierPlan, Vram, decide, pass_through_slots};
-use crate::plan::{PlanInputs, with_context_on_gpu};
-use crate::setting::Setting;
-use crate::slots::Slots;
-use larder_os::memory;
+use crate::plan::PlanInputs;
+use crate::plan::tiers::{TierPlan, decide};
 
-/// Alignment of resident matrices in VRAM, in bytes.
-const RESIDENT_ALIGN: u64 = 256;
 /// Bytes of experts that are computed to measure the CPU: more than its caches hold.
 const PROBE_BYTES: usize = 128 << 20;
 
 /// The longest that takes. Small experts take longer per byte.
 const PROBE_TIME: Duration = Duration::from_millis(50);
 
-/// Tokens of a step with a GPU, unless the options say more: scores of attention and staging buffers in VRAM grow with
-/// them.
-const GPU_TOKENS: usize = 256;
-
-/// The resident weights on a GPU, and its throughput.
-#[derive(Clone, Copy, Debug)]
-pub struct OnGpu {
-    /// Bytes of resident weights in VRAM.
-    pub resident_bytes: u64,
-    /// Measured before anything runs.
-    pub throughput: GpuThroughput,
-}
-
 /// Assembles an engine with two tiers. The slots of both are allocated before the weights are read, so that a lack of
 /// memory shows early.
-pub(crate) fn assemble(
+pub(super) fn assemble(
     model: &OpenModel,
     options: &Options,
     inputs: PlanInputs,
@@ -116,38 +98,6 @@ pub(crate) fn assemble(
         gpu,
         runs_ahead: embedding_bytes.is_some(),
     })
-}
-
-/// The inputs of the memory plan with a GPU, for main memory and for VRAM.
-pub fn tier_inputs<'a>(
-    model: &OpenModel,
-    options: &Options,
-    inputs: PlanInputs<'a>,
-    gpu: &GpuParts,
-) -> Result<(PlanInputs<'a>, Vram)> {
-    let (on_device, in_memory) = model.resident_on_device()?;
-    let vram = Vram {
-        name: gpu.name.clone(),
-        free_bytes: gpu.free,
-        resident_bytes: on_device + model.padding_on_device(RESIDENT_ALIGN) + model.scale_bytes_on_device(),
-        embedding_bytes: model.embedding_bytes_on_device().map(|bytes| bytes.next_multiple_of(RESIDENT_ALIGN)),
-    };
-    let scratch_slots = pass_through_slots(&inputs, options.cache.prefetch).max(options.cache.scratch);
-    let prefill_tokens =
-        options.prefill_tokens.map_or(inputs.prefill_tokens.min(GPU_TOKENS), |_| inputs.prefill_tokens);
-    let any = PlanInputs {
-        resident_bytes: in_memory,
-        scratch_slots,
-        growth_bytes: memory::growth(options.compute.threads, true) + options.program_bytes,
-        kv_limit_bytes: options.kv_limit_bytes,
-        vram_kv_layers: options.device.vram_kv_layers.unwrap_or(usize::MAX),
-        on_gpu: true,
-        ..inputs
-    };
-    let with = |tokens| at_context(&any, model, options, tokens);
-    let inputs = with_context_on_gpu(options, &vram, &with)?;
-    let prefill_tokens = prefill_tokens.min(inputs.context.saturating_mul(inputs.sequences));
-    Ok((PlanInputs { prefill_tokens, ..inputs }.with_kv_placed(&vram, options), vram))
 }
 
 /// Refuses options that do not work with a GPU.

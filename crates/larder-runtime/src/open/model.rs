@@ -1,22 +1,22 @@
-//! Opens models: stores, checkpoint folders, GGUF files and names on the hub.
+//! A model on disk: a store, a checkpoint folder, a GGUF file or a name on the hub.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
-use larder_core::{Blueprint, ExpertLayout, NumberFormat, TensorSpec, printable};
+use anyhow::{Context, Result};
+use larder_core::{Blueprint, ExpertLayout, NumberFormat, TensorSpec};
 use larder_model::{AllResident, ComputeContext, Decoder, row_cache_bytes};
 use larder_store::reader::Slot;
 use larder_store::{
     Assembler, CONVERSION_STATE, ExpertSource, MANIFEST_FILE, Source, Store, StoreError, StoreErrorKind, WELCOME,
     check_resident, open_source_with, read_small,
 };
-use larder_text::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig, Welcome};
+use larder_text::{ChatTemplate, GenerationConfig, Tokenizer, Welcome};
 
-use crate::notice::{Notice, Notices, PreloadRates};
-use crate::options::ModelOptions;
-use crate::setting::Setting;
-use crate::{load, models, mtp};
+use super::options::ModelOptions;
+use super::sources::{TextCodec, blueprint_of, check_ignored, display, generation_of, text_codec_of, tokenizer_config};
+use super::{models, mtp, preload};
+use crate::notices::{Notice, Notices, PreloadRates};
 
 /// The embedding matrix, of which a token reads one row.
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -209,7 +209,7 @@ impl OpenModel {
         self.device_weights().map(of_tensor).sum()
     }
 
-    /// Bytes of the embedding of tokens, and of the experts that they decide on, on a device where steps run ahead,
+    /// Bytes of the embedding of tokens, and of the experts that they decide on, on a device with async steps,
     /// beside the output head; `None` if they do not.
     pub fn embedding_bytes_on_device(&self) -> Option<u64> {
         let bytes =
@@ -264,12 +264,12 @@ impl OpenModel {
     ) -> Result<(AllResident<Slot>, Option<PreloadRates>)> {
         match &self.form {
             ModelForm::Store(store) => {
-                let (experts, rates) = load::from_store(store, compute, &self.notices)?;
+                let (experts, rates) = preload::from_store(store, compute, &self.notices)?;
                 Ok((experts, Some(rates)))
             }
             ModelForm::Source(_) => {
                 let (experts, geometry) = (self.experts()?, &self.blueprint.geometry);
-                Ok((load::from_source(experts.as_dyn(), geometry, compute, &self.notices)?, None))
+                Ok((preload::from_source(experts.as_dyn(), geometry, compute, &self.notices)?, None))
             }
         }
     }
@@ -288,11 +288,7 @@ impl OpenModel {
 
     /// A chat template in place of the model's, with the model's special tokens.
     pub fn other_template(&self, jinja: &[u8]) -> Result<ChatTemplate> {
-        let config = match self.source().sidecar("tokenizer_config.json")? {
-            Some(bytes) => TokenizerConfig::from_bytes(&bytes).with_context(|| display(self.source().path()))?,
-            None => TokenizerConfig::default(),
-        };
-        ChatTemplate::new(Some(jinja), &config)?.context("the template is empty")
+        ChatTemplate::new(Some(jinja), &tokenizer_config(self.source())?)?.context("the template is empty")
     }
 
     /// The recommended sampling parameters and the end-of-text tokens.
@@ -315,61 +311,6 @@ fn missing(path: &Path) -> anyhow::Error {
     StoreError::new(StoreErrorKind::Missing, path, what).into()
 }
 
-/// The tokenizer and the chat template of a source; `None` without a tokenizer.
-fn text_codec_of(source: &dyn Source) -> Result<Option<TextCodec>> {
-    let path = source.path();
-    let Some(json) = source.sidecar("tokenizer.json")? else { return Ok(None) };
-    let config = match source.sidecar("tokenizer_config.json")? {
-        Some(bytes) => TokenizerConfig::from_bytes(&bytes).with_context(|| display(path))?,
-        None => TokenizerConfig::default(),
-    };
-    let jinja = source.sidecar("chat_template.jinja")?;
-    Ok(Some(TextCodec {
-        tokenizer: Tokenizer::from_bytes(&json, &config).with_context(|| display(path))?,
-        template: ChatTemplate::new(jinja.as_deref(), &config).with_context(|| display(path))?,
-    }))
-}
-
-fn generation_of(source: &dyn Source) -> Result<GenerationConfig> {
-    let bytes = source.sidecar("generation_config.json")?;
-    GenerationConfig::from_bytes(bytes.as_deref(), source.config().to_string().as_bytes())
-        .with_context(|| display(source.path()))
-}
-
-/// Checks what a conversion would copy unread: a store is not made of files that a run refuses.
-pub fn check_sidecars(source: &dyn Source) -> Result<()> {
-    text_codec_of(source)?;
-    generation_of(source).map(drop)
-}
-
-/// Refuses keys to ignore of a source's config that would not be refused: to ignore them would change nothing, or
-/// something that is used.
-pub fn check_ignored(source: &dyn Source, keys: &[String]) -> Result<()> {
-    if keys.is_empty() {
-        return Ok(());
-    }
-    let refused = larder_model::refused_keys(source.config()).with_context(|| display(source.path()))?;
-    match keys.iter().find(|key| !refused.contains(key)) {
-        None => Ok(()),
-        Some(key) => bail!(
-            "{}: {} names '{}', which is not refused; refused are {}",
-            display(source.path()),
-            Setting::IgnoreConfig,
-            printable(key),
-            if refused.is_empty() { "none of its keys".to_owned() } else { refused.join(", ") },
-        ),
-    }
-}
-
-/// The architecture from a source's config, with the source's own names of expert tensors.
-pub fn blueprint_of(source: &dyn Source) -> Result<Blueprint> {
-    let mut blueprint = larder_model::blueprint(source.config()).with_context(|| display(source.path()))?;
-    if let Some(names) = source.expert_names() {
-        blueprint.experts = names;
-    }
-    Ok(blueprint)
-}
-
 /// The experts of a model, in a store or not.
 pub enum ModelExperts<'a> {
     /// Shards of a store.
@@ -386,16 +327,4 @@ impl ModelExperts<'_> {
             ModelExperts::Source(assembler) => assembler.as_ref(),
         }
     }
-}
-
-/// Tokenizer and chat template of a model.
-pub struct TextCodec {
-    /// Turns text into tokens and back.
-    pub tokenizer: Tokenizer,
-    /// Turns messages into a prompt, if the model has a template.
-    pub template: Option<ChatTemplate>,
-}
-
-fn display(path: &Path) -> String {
-    path.display().to_string()
 }

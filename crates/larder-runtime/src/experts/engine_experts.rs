@@ -15,14 +15,13 @@ use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 use larder_store::reader::Arena;
 
-use crate::elastic::{CapacityChanges, ElasticSlots, StepMoment};
-use crate::hot::HotSetFile;
-use crate::memory_notes::MemoryWatch;
-use crate::notice::{Notice, Notices};
+use super::elastic::{CapacityChanges, ElasticSlots, StepMoment};
+use super::engine_path::{EnginePath, OffloadReport};
+use super::hot_set_file::HotSetFile;
+use super::memory_notes::MemoryWatch;
+use super::policies::{make_router, policy_inputs};
+use crate::notices::{Notice, Notices, Setting};
 use crate::open::OpenModel;
-use crate::paths::{EnginePath, OffloadReport};
-use crate::policies::{make_router, policy_inputs};
-use crate::setting::Setting;
 
 /// A model's path to its experts, with the recorder of its trace.
 pub struct EngineExperts {

@@ -1,4 +1,6 @@
-//! What a program chooses about a model and its engine,
+//! What a program chooses about an engine: how it runs a model.
+
+mod context_size;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,52 +11,15 @@ use larder_model::KvFormat;
 use larder_os::performance_cores;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
+use larder_store::CheckReads;
 use larder_store::reader::ReaderSpec;
-use larder_store::{CheckReads, SourceOptions};
 
-use crate::context_size::ContextSize;
-use crate::notice::Notices;
+pub use context_size::ContextSize;
+
 use crate::open::OpenModel;
 
 /// More threads would mostly wait for each other.
 pub const THREADS_MAX: usize = 64;
-
-/// How a model is found and opened.
-#[derive(Clone, Default)]
-pub struct ModelOptions {
-    /// Folder of downloaded models, for names on the Hugging Face hub; without it such names are refused.
-    pub models_folder: Option<PathBuf>,
-    /// The user's cache folder, where it is noted which content GGUF files have, and which experts of stores that
-    /// cannot be written to are hot; without it the samples of such files are read at each start.
-    pub cache_folder: Option<PathBuf>,
-    /// Make a store beside a GGUF file the first time, so that its experts can be streamed.
-    pub store_for_gguf: bool,
-    /// Whether the model is used with its layer for multi-token prediction.
-    pub mtp: MtpUse,
-    /// Keys of the config that count as absent, although they are refused because they might change the result.
-    pub ignored_keys: Vec<String>,
-    /// Receives the notices of opening, starting and running this model.
-    pub notices: Notices,
-}
-
-impl ModelOptions {
-    /// How the source of a model is opened.
-    pub(crate) fn source(&self) -> SourceOptions {
-        SourceOptions { mtp: self.mtp.tensors(), ignored_keys: self.ignored_keys.clone() }
-    }
-}
-
-/// Whether a model is used with its layer for multi-token prediction (MTP).
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum MtpUse {
-    /// Never; a store that has it is as one without it.
-    #[default]
-    Never,
-    /// Where a store has it.
-    IfStored,
-    /// Always: a model without it is refused.
-    Always,
-}
 
 /// How an engine runs a model.
 #[derive(Clone)]

@@ -16,8 +16,7 @@ pub(crate) use gguf_store::{is_gguf, store_for_gguf};
 pub use hub::fetch;
 pub use name::HubName;
 
-use crate::notice::{Notice, Notices};
-use crate::setting::Setting;
+use crate::notices::{Notice, Notices, Setting};
 
 /// Suffix of a download's folder, beside the store that is made of it.
 pub const DOWNLOAD: &str = ".download";

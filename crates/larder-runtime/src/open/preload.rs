@@ -10,8 +10,7 @@ use larder_model::{AllResident, ComputeContext};
 use larder_store::reader::{Arena, ReadRequest, Reader, ReaderSpec, Slot, TouchPace};
 use larder_store::{DATA_START, ExpertSource, Result as StoreResult, Store};
 
-use crate::notice::{Notices, PreloadRates};
-use crate::setting::Setting;
+use crate::notices::{Notices, PreloadRates, Setting};
 
 /// Threads that assemble experts: some wait for the SSD while others convert and check.
 const THREADS: usize = 4;

@@ -7,10 +7,8 @@ use larder_store::{ConvertOptions, Source, Store, StoreError, StoreErrorKind, co
 
 use super::known_content::KnownContent;
 use super::{ConvertProgress, is_complete};
-use crate::notice::Notice;
-use crate::open::{blueprint_of, check_ignored, check_sidecars};
-use crate::options::ModelOptions;
-use crate::setting::Setting;
+use crate::notices::{Notice, Setting};
+use crate::open::{ModelOptions, blueprint_of, check_ignored, check_sidecars};
 
 /// Whether `path` is an existing GGUF file.
 pub fn is_gguf(path: &Path) -> bool {

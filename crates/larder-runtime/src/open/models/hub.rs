@@ -10,7 +10,7 @@ use larder_hub::{Hub, Repo};
 use larder_store::{ConvertOptions, ConvertReport, Source, SourceOptions, convert, open_source_with, plain};
 
 use super::{ConvertProgress, HubName, download_of};
-use crate::notice::{Notice, Notices};
+use crate::notices::{Notice, Notices};
 use crate::open::{blueprint_of, check_ignored, check_sidecars};
 
 /// Downloads the model `name`, opened as `opening` says, and makes a store of it, or continues where this was

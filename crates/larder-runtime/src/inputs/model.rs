@@ -1,4 +1,4 @@
-//! The inputs of a memory plan: a model, options, and the memory of the machine.
+//! The inputs of the memory plan of one model: its sizes, the options, and the memory of the machine.
 
 use anyhow::Result;
 use larder_core::CheckpointPolicy;
@@ -6,13 +6,9 @@ use larder_engine::{DRAFT_MAX, Speculation};
 use larder_model::{KvFormat, rewinds_freely};
 use larder_os::memory;
 
-use crate::context_size::ContextSize;
-use crate::draft;
-use crate::notice::Notice;
 use crate::open::OpenModel;
 use crate::options::Options;
-use crate::plan::{ExpertSizes, LEAST_TOKENS, PlanInputs, prefill_tokens, with_context};
-use crate::setting::Setting;
+use crate::plan::{DraftMemory, ExpertSizes, LEAST_TOKENS, PlanInputs, prefill_tokens, with_context};
 
 /// The memory of the process and of the machine before a model is loaded.
 #[derive(Clone, Copy, Debug)]
@@ -30,29 +26,26 @@ impl AvailableMemory {
     }
 }
 
-/// The inputs of the memory plan on the CPU.
-pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanInputs<'a>> {
-    plan_inputs_in(model, options, AvailableMemory::now())
-}
+/// The memory of a draft model for texts of up to this number of tokens.
+pub(super) type DraftFor<'f> = &'f dyn Fn(usize) -> Result<Option<DraftMemory>>;
 
-/// As [`plan_inputs`], in this memory.
-pub fn plan_inputs_in<'a>(model: &'a OpenModel, options: &Options, now: AvailableMemory) -> Result<PlanInputs<'a>> {
+/// The inputs of the memory plan on the CPU, in this memory and beside this draft model.
+pub(super) fn beside_draft<'a>(
+    model: &'a OpenModel,
+    options: &Options,
+    now: AvailableMemory,
+    draft: DraftFor,
+) -> Result<PlanInputs<'a>> {
     let any = inputs_of_any_context(model, options, now)?;
-    let with = |context| at_context(&any, model, options, context);
-    let inputs = with_context(options, &with)?;
+    let inputs = with_context(options, &|tokens| at_context(&any, tokens, draft))?;
     Ok(PlanInputs { prefill_tokens: prefill_tokens(&inputs, options), ..inputs })
 }
 
-/// The same inputs with a context of `tokens` tokens or the model's, pieces of a prompt being as small as they get.
-pub(crate) fn at_context<'a>(
-    inputs: &PlanInputs<'a>,
-    model: &OpenModel,
-    options: &Options,
-    tokens: usize,
-) -> Result<PlanInputs<'a>> {
-    let context = tokens.min(model.blueprint.context);
-    let prefill_tokens = context.saturating_mul(options.sequences).min(LEAST_TOKENS);
-    Ok(PlanInputs { context, prefill_tokens, draft: draft::memory(model, options, context)?, ..inputs.clone() })
+/// The same inputs with a context of `tokens` tokens or the model's, prefill chunks being as small as they get.
+pub(super) fn at_context<'a>(inputs: &PlanInputs<'a>, tokens: usize, draft: DraftFor) -> Result<PlanInputs<'a>> {
+    let context = tokens.min(inputs.blueprint.context);
+    let prefill_tokens = context.saturating_mul(inputs.sequences).min(LEAST_TOKENS);
+    Ok(PlanInputs { context, prefill_tokens, draft: draft(context)?, ..inputs.clone() })
 }
 
 fn inputs_of_any_context<'a>(model: &'a OpenModel, options: &Options, now: AvailableMemory) -> Result<PlanInputs<'a>> {
@@ -96,16 +89,4 @@ pub fn expert_sizes(model: &OpenModel) -> Result<ExpertSizes> {
     let experts = model.experts()?;
     let layouts = model.blueprint.geometry.moe_layers.iter().map(|l| experts.as_dyn().layout(*l));
     Ok(ExpertSizes::new(layouts.map(|l| l.bytes as u64)))
-}
-
-/// Tells that a context was asked for that is longer than the model's.
-pub fn tell_context(model: &OpenModel, options: &Options) {
-    let own = model.blueprint.context;
-    if let ContextSize::Tokens(tokens) = options.context
-        && tokens > own
-    {
-        let context = Setting::Context;
-        let note = format!("{context} {tokens} is more than the model's own {own} tokens, which are used");
-        model.notices().send(Notice::Model(note));
-    }
 }
