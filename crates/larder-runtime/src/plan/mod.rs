@@ -64,7 +64,7 @@ pub struct PlanInputs<'a> {
     pub kv_checkpoints: CheckpointPolicy,
     /// Whether tokens are computed a second time in a copy of their sequence, because it cannot go back by one.
     pub measures_in_copy: bool,
-    /// The most tokens of a step, and so of a piece of a prompt.
+    /// The most tokens of a step, and so of a prefill chunk.
     pub prefill_tokens: usize,
     /// Compute threads.
     pub threads: usize,
@@ -421,9 +421,9 @@ pub(crate) fn belong_to_layers(scope: CacheScope, scratch: usize) -> bool {
     scope == CacheScope::Layer && scratch == 0
 }
 
-/// The size of the pieces of a prompt, as a line of its own.
+/// The size of prefill chunks, as a line of its own.
 fn prefill_text(inputs: &PlanInputs) -> String {
-    format!("\n      prefill: pieces of up to {} tokens", inputs.prefill_tokens)
+    format!("\n      prefill: chunks of up to {} tokens", inputs.prefill_tokens)
 }
 
 /// How many experts `slots` hold, as text.
