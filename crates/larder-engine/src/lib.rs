@@ -22,45 +22,37 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod choice;
 mod context_limit;
-mod decode;
-mod evictor_file;
-mod generate;
+mod generation;
 mod hidden_sum;
-mod mtp_state;
 mod output_loss;
 mod paths;
-mod quality;
 mod sampler;
-mod saved_sequence;
 mod sequence;
-mod session;
+mod sidecars;
 mod speculation;
-mod step;
 mod times;
-mod token_input;
-mod writer;
 
+pub use choice::{NextDraws, TokenChoice};
 pub use context_limit::ContextLimit;
-pub use decode::{Decoding, NextDraws, SessionDecoding, StepStats, TokenChoice};
-pub use evictor_file::{EVICTOR_BYTES_MAX, EVICTOR_FILE, SidecarError, evictor_arrays, evictor_from_bytes};
-pub use generate::{GenerateError, Generated, Listener, Request, generate};
+pub use generation::{
+    Decoding, FinishReason, GenerateError, Generated, Listener, Request, Session, SessionDecoding, StepStats, Writer,
+    WrittenToken, generate,
+};
 pub use hidden_sum::HiddenSum;
-pub use mtp_state::{MtpState, OwnLayer};
 pub use output_loss::{ExactLogits, LossMeter, MEASURE_EVERY, OutputLoss, kl_divergence_from, log_sum_exp};
 pub use paths::{CachedPath, DeviceExpertsDouble, Recorder, Routing, StreamingPath, TieredPath};
-pub use quality::{
-    CostNote, LambdaCost, MeasuredLambda, MeasuredSetting, QualityCalibration, lambda_cost_note, text_breaks,
-};
 pub use sampler::{Sampler, SamplerError, Sampling};
-pub use saved_sequence::{SAVED_NOTE_BYTES_MAX, SavedHead, SavedSequenceError, SequenceOrigin};
-pub use sequence::{AheadCounts, Sequence};
-pub use session::Session;
-pub use speculation::{
-    DRAFT_MAX, Draft, DraftCounts, DraftModel, DraftSource, Drafting, SharedSource, Speculation, SpeculationError,
-    TextSoFar,
+pub use sequence::{
+    AheadCounts, DRAFT_MAX, MtpState, OwnLayer, PREFILL_TOKENS, SAVED_NOTE_BYTES_MAX, SavedHead, SavedSequenceError,
+    Sequence, SequenceOrigin, StepPart, TokenInput, step,
 };
-pub use step::{StepPart, step};
+pub use sidecars::{
+    CostNote, EVICTOR_BYTES_MAX, EVICTOR_FILE, LambdaCost, MeasuredLambda, MeasuredSetting, QualityCalibration,
+    SidecarError, evictor_arrays, evictor_from_bytes, lambda_cost_note, text_breaks,
+};
+pub use speculation::{
+    Draft, DraftCounts, DraftModel, DraftSource, Drafting, SharedSource, Speculation, SpeculationError, TextSoFar,
+};
 pub use times::PhaseTimes;
-pub use token_input::{PREFILL_TOKENS, TokenInput};
-pub use writer::{FinishReason, Writer, WrittenToken};

@@ -5,11 +5,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use larder_core::Xoshiro256;
 use larder_model::{Decoder, ExactExperts, ExpertPath};
 
-use crate::sequence::Sequence;
-use crate::step::exact_logits;
-use larder_core::Xoshiro256;
+use crate::sequence::{Sequence, exact_logits};
 
 /// Of how many decoded tokens one is computed twice, unless something else is asked for.
 pub const MEASURE_EVERY: u32 = 128;

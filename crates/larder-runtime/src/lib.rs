@@ -51,64 +51,43 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod context_size;
-mod draft;
-mod elastic;
 mod engine;
 mod experts;
-mod hot;
 mod inputs;
-mod load;
-mod memory_notes;
 mod model;
-mod mtp;
-mod notice;
+mod notices;
 mod open;
 mod options;
-mod paths;
-mod policies;
 mod rounding;
-mod sentence;
-mod setting;
-mod slots;
-mod text_format;
-mod tiers;
 
-#[cfg(feature = "edge")]
-pub mod edge;
 pub mod format_search;
-pub mod gpu;
 pub mod machine;
-pub mod models;
 pub mod plan;
 pub mod settings;
 pub mod text_pass;
 
-pub use context_size::ContextSize;
-pub use draft::check_drafting;
-pub use elastic::CapacityChanges;
-pub use engine::{InferenceEngine, require_store};
-pub use experts::EngineExperts;
-pub use inputs::{AvailableMemory, expert_sizes, plan_inputs, plan_inputs_in, tell_context};
+pub use engine::{InferenceEngine, OnGpu, require_store};
+#[cfg(feature = "edge")]
+pub use experts::edge;
+pub use experts::{CapacityChanges, EngineExperts, Slots, make_router, policy_inputs};
+pub use inputs::{
+    AvailableMemory, check_drafting, expert_sizes, plan_inputs, plan_inputs_in, tell_context, tier_inputs,
+};
+pub use machine::gpu;
 pub use model::{
     ChatMessages, GenerateOptions, GeneratedText, LoadOptions, Model, ModelStats, PieceKind, PieceListener,
-    SharedStats, TextPiece, guarded,
+    SharedStats, TextPiece, guarded, text_format,
 };
-pub use notice::{Notice, Notices, WorkProgress};
+pub use notices::{Notice, Notices, Setting, WorkProgress, error_message, sentence};
 pub use open::{
-    FormatBytes, ModelExperts, OpenModel, TextCodec, blueprint_of, check_ignored, check_sidecars, model_name,
+    FormatBytes, ModelExperts, ModelOptions, MtpUse, OpenModel, TextCodec, blueprint_of, check_ignored, check_sidecars,
+    model_name, models,
 };
 #[cfg(feature = "edge")]
 pub use options::EdgeOptions;
 pub use options::{
-    BatteryOptions, CacheOptions, CacheSize, ComputeOptions, DeviceKind, DeviceOptions, ModelOptions, MtpUse, Options,
+    BatteryOptions, CacheOptions, CacheSize, ComputeOptions, ContextSize, DeviceKind, DeviceOptions, Options,
     THREADS_MAX, TraceOptions, default_threads,
 };
-pub use policies::{make_router, policy_inputs};
 pub use rounding::rounding_error;
-pub use sentence::{error_message, sentence};
-pub use setting::Setting;
 pub use settings::EngineSettings;
-pub use slots::Slots;
-pub use text_format::text_format;
-pub use tiers::{OnGpu, tier_inputs};

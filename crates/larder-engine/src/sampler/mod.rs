@@ -9,11 +9,10 @@ mod tests;
 
 use std::cmp::Ordering;
 
+use larder_core::Xoshiro256;
 use larder_model::{BestLogits, LogitChanges, LogitsRow, TokenDraw, TokenLogit};
 
-use crate::decode::{NextDraws, TokenChoice};
-use larder_core::Xoshiro256;
-
+use crate::choice::{NextDraws, TokenChoice};
 use changes::ChangedTokens;
 pub use settings::{SamplerError, Sampling};
 

@@ -1,19 +1,8 @@
-//! Steps that run ahead: a device draws the token that a step yields and begins the step behind it, while the host
-//! still reads logits, draws, writes text, and collects launches. The host's draw counts: a step with another token is
-//! dropped.
+//! Async steps of a sequence: the one that is begun, how many there were, and how good their draws are.
 
-use larder_model::{
-    AheadInput, BegunStep, BestLogits, Decoder, ExpertPath, Logits, LogitsFor, ModelError, Span, Tap, TokenOrigin,
-    TokenPhase,
-};
+use larder_model::{BegunStep, BestLogits};
 
-use super::Sequence;
-use crate::decode::NextDraws;
-
-/// Stands for a token that is not known; any one of the vocabulary.
-const UNKNOWN: [u32; 1] = [0];
-
-/// A step with another token takes as long as any: steps run ahead while at most one in eight is such.
+/// A step with another token takes as long as any: async steps go on while at most one in eight is such.
 const SELDOM: usize = 8;
 /// Wrong draws that are too few to tell.
 const FEW: usize = 8;
@@ -28,7 +17,7 @@ pub(super) struct ComparedDraws {
 }
 
 impl ComparedDraws {
-    fn add(&mut self, is_wrong: bool) {
+    pub fn add(&mut self, is_wrong: bool) {
         if self.all >= MANY {
             *self = ComparedDraws { all: self.all / 2, wrong: self.wrong / 2 };
         }
@@ -37,27 +26,18 @@ impl ComparedDraws {
     }
 
     /// Whether the device mostly draws what the host draws.
-    fn are_good(&self) -> bool {
+    pub fn are_good(&self) -> bool {
         self.wrong < FEW || SELDOM * self.wrong < self.all
     }
 }
 
-/// What the choice of the next token reads of logits.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct NextChoice<'a> {
-    /// The logits that it reads; `None` for all.
-    pub best: Option<&'a BestLogits>,
-    /// What it draws the next token by, and the one behind it, if the step behind may begin before the token is known.
-    pub draws: Option<&'a NextDraws>,
-}
-
 /// A step behind all tokens of a sequence. Its rows are in the KV cache behind those that count.
 pub(super) struct AheadStep {
-    step: BegunStep,
+    pub step: BegunStep,
     /// The logits that the choice behind the token reads; `None` for all.
-    best: Option<BestLogits>,
+    pub best: Option<BestLogits>,
     /// The token, as the device has drawn it.
-    token: u32,
+    pub token: u32,
 }
 
 /// How many steps were begun before their token was known, and how many of these were dropped: the text has another
@@ -71,173 +51,3 @@ pub struct AheadCounts {
 }
 
 larder_core::fieldwise!(AheadCounts { steps, dropped });
-
-impl Sequence {
-    /// All steps so far that ran ahead.
-    pub fn ahead_counts(&self) -> AheadCounts {
-        self.ahead_counts
-    }
-
-    /// Whether a step with this token is begun behind all others.
-    pub fn has_begun(&self, id: u32) -> bool {
-        self.ahead.as_ref().is_some_and(|ahead| ahead.token == id)
-    }
-
-    /// Drops a step that was begun before its token was known: no token follows, or another one.
-    pub fn drop_ahead(&mut self) {
-        if self.ahead.take().is_some() {
-            // What the device still writes there, it writes before anything that is asked for later.
-            self.cache.truncate(self.cache.len);
-            self.ahead_counts.dropped += 1;
-        }
-    }
-
-    /// The text ends, with the token `last` if that is not in the sequence. If the step of the last token was begun, it
-    /// becomes one of the sequence, so that recurrent states need not go back, and what follows often begins with it; a
-    /// step with another token is dropped.
-    pub fn end_ahead(&mut self, last: Option<u32>) {
-        let begun = |token: Option<u32>| token.filter(|token| self.has_begun(*token));
-        match self.pending() {
-            0 if begun(last).is_some() => self.tokens.extend(last),
-            1 if last.is_none() && begun(self.tokens.last().copied()).is_some() => {}
-            _ => return self.drop_ahead(),
-        }
-        self.ahead = None;
-        self.cache.len += 1;
-        self.horizon = self.tokens.len().max(self.planned);
-    }
-
-    /// Computes the one pending token, if its step was begun or can be, and meanwhile begins the step behind it, if
-    /// there are draws for that. `None` if its step has to be computed as others are; then nothing has changed, but for
-    /// a step that was begun, which is dropped. Where a recurrent state has gone back for that, tokens before it are
-    /// pending too.
-    ///
-    /// After an error the token is still pending.
-    pub(crate) fn step_ahead(
-        &mut self,
-        decoder: &Decoder,
-        experts: &mut dyn ExpertPath,
-        choice: NextChoice,
-        tap: &mut dyn Tap,
-    ) -> Result<Option<Logits>, ModelError> {
-        let begun = self.take_begun(decoder, choice.best);
-        let computed = self.cache.len - usize::from(begun.is_some());
-        let (best, goes_on) = (choice.best, choice.draws.filter(|_| self.can_go_on(decoder, experts, choice.best)));
-        let step = match (begun, goes_on) {
-            (Some(step), _) => step,
-            (None, Some(NextDraws { draws: [draw, _], changes })) if computed + 1 == self.tokens.len() => {
-                let span = self.next_span(1, LogitsFor::Last);
-                let input = AheadInput { after: None, best, draw, changes };
-                decoder.begin_step(span, input, experts, tap).inspect_err(|_| _ = self.cache.truncate(computed))?
-            }
-            _ => return Ok(None),
-        };
-        let goes_on = goes_on.filter(|_| !step.has_waited() && decoder.can_follow(&step, experts));
-        let behind = goes_on.and_then(|NextDraws { draws: [_, draw], changes }| {
-            let input = AheadInput { after: Some(&step), best, draw, changes };
-            // The next step meets the same error, if it is one that stays.
-            self.begin_behind(decoder, experts, input, tap).ok()
-        });
-        // Where a step behind failed, recurrent states may have gone back further.
-        let is_whole = self.cache.len > computed;
-        match decoder.finish_step(step, experts, tap) {
-            Ok(Some((logits, token))) if is_whole => {
-                self.ahead_counts.steps += usize::from(behind.is_some());
-                let best = best.map(|best| best.clone().with(token));
-                self.ahead = behind.map(|step| AheadStep { step, best, token });
-                Ok(Some(logits))
-            }
-            other => {
-                self.cache.truncate(computed);
-                let begun = usize::from(behind.is_some());
-                self.ahead_counts += AheadCounts { steps: begun, dropped: begun };
-                // More tokens may be drawn than the device returns: the step behind was begun for nothing.
-                self.draws.add(matches!(other, Ok(None)));
-                other.map(|_| None)
-            }
-        }
-    }
-
-    /// The step of the one pending token, if it was begun for a choice that reads the same logits, and can be finished;
-    /// any other step that was begun is dropped.
-    fn take_begun(&mut self, decoder: &Decoder, best: Option<&BestLogits>) -> Option<BegunStep> {
-        let last = self.tokens.last().copied();
-        let is_it = |ahead: &AheadStep| {
-            Some(ahead.token) == last && ahead.best.as_ref() == best && decoder.can_finish(&ahead.step)
-        };
-        if let Some(ahead) = self.ahead.as_ref().filter(|_| self.pending() == 1) {
-            self.draws.add(Some(ahead.token) != last);
-        }
-        if self.pending() != 1 || !self.ahead.as_ref().is_some_and(is_it) {
-            self.drop_ahead();
-            return None;
-        }
-        self.cache.len += 1;
-        self.ahead.take().map(|ahead| ahead.step)
-    }
-
-    /// Whether a step can be begun behind the last token, before its token is known.
-    fn can_go_on(&self, decoder: &Decoder, experts: &mut dyn ExpertPath, best: Option<&BestLogits>) -> bool {
-        let horizon = (self.tokens.len() + 1).max(self.planned);
-        let has_room = self.remaining() > 0 && self.decode_from < self.tokens.len();
-        has_room
-            && self.draws.are_good()
-            && decoder.runs_ahead(best)
-            && self.kv_is_valid(decoder, horizon)
-            // Experts of a token that does not become part of the text are computed as well.
-            && experts.may_compute_drafts()
-    }
-
-    /// Begins the step behind all tokens, whose rows do not count in the KV cache.
-    fn begin_behind(
-        &mut self,
-        decoder: &Decoder,
-        experts: &mut dyn ExpertPath,
-        input: AheadInput,
-        tap: &mut dyn Tap,
-    ) -> Result<BegunStep, ModelError> {
-        let len = self.cache.len;
-        let span = Span {
-            tokens: &UNKNOWN,
-            before: &self.tokens,
-            cache: &mut self.cache,
-            horizon: (self.tokens.len() + 1).max(self.planned),
-            logits_for: LogitsFor::Last,
-            origin: TokenOrigin { sequence: self.number, phase: TokenPhase::Decode },
-            hidden: None,
-        };
-        let begun = decoder.begin_step(span, input, experts, tap);
-        if begun.is_ok() {
-            self.cache.len = len
-        } else {
-            _ = self.cache.truncate(len)
-        }
-        begun
-    }
-}
-
-/// A clone has no step that was begun.
-impl Clone for Sequence {
-    fn clone(&self) -> Self {
-        let mut clone = Sequence {
-            cache: self.cache.clone(),
-            tokens: self.tokens.clone(),
-            context: self.context,
-            prefill_tokens: self.prefill_tokens,
-            horizon: self.horizon,
-            planned: self.planned,
-            rewound: self.rewound,
-            decode_from: self.decode_from,
-            number: self.number,
-            times: self.times,
-            mtp: self.mtp.clone(),
-            ahead: None,
-            ahead_counts: self.ahead_counts,
-            draws: self.draws,
-        };
-        if self.ahead.is_some() {
-            clone.cache.truncate(clone.cache.len);
-        }
-        clone
-    }
-}

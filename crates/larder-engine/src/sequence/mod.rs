@@ -1,22 +1,33 @@
 //! A sequence: its tokens, its KV cache, and the forward passes that extend both.
 
 mod ahead;
+mod forward;
+mod mtp;
+mod saved;
+mod step;
+mod step_ahead;
+mod token_input;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use larder_model::{Decoder, ExpertPath, KvCache, Logits, LogitsFor, ModelError, Span, Tap, TokenOrigin, TokenPhase};
+use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Span, TokenOrigin, TokenPhase};
 
 pub use self::ahead::AheadCounts;
-pub(crate) use self::ahead::NextChoice;
 use self::ahead::{AheadStep, ComparedDraws};
-use crate::mtp_state::{MtpState, OwnLayer};
-use crate::saved_sequence::SavedParts;
-use crate::speculation::DRAFT_MAX;
-use crate::step::{StepPart, step};
-use crate::times::{PhaseTimes, TimingTap};
-use crate::token_input::{PREFILL_TOKENS, TokenInput};
+pub(crate) use self::forward::AppendedTokens;
+pub use self::mtp::{MtpState, OwnLayer};
+pub use self::saved::{SAVED_NOTE_BYTES_MAX, SavedHead, SavedSequenceError, SequenceOrigin};
+pub use self::step::{StepPart, step};
+pub(crate) use self::step::{Unobserved, exact_logits};
+pub use self::token_input::TokenInput;
+use crate::times::PhaseTimes;
 
-/// Tokens and their KV cache. Tokens that have been appended are pending until a [`step`] computes them.
+/// Tokens per prefill step of a sequence without a memory plan, which else decides.
+pub const PREFILL_TOKENS: usize = 256;
+/// The most tokens that are drafted at once, behind one that is not.
+pub const DRAFT_MAX: usize = 16;
+
+/// Tokens and their KV cache. Tokens that have been appended are pending until a step computes them.
 ///
 /// A sequence borrows decoder and experts only for a call, so that many sequences can share them; the caller guarantees
 /// that it is always the same decoder. Clones share memory until one of them appends.
@@ -46,17 +57,6 @@ pub struct Sequence {
     draws: ComparedDraws,
 }
 
-/// Tokens at the end of a sequence that were appended to be computed.
-#[derive(Clone, Copy)]
-pub(crate) struct AppendedTokens {
-    /// Index of the first.
-    pub from: usize,
-    /// The tokens whose logits are returned.
-    pub logits_for: LogitsFor,
-    /// Tokens that are computed in one step; `None` as for a prompt.
-    pub chunk: Option<usize>,
-}
-
 /// Numbers of sequences that are in use.
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
@@ -80,20 +80,6 @@ impl Sequence {
             ahead_counts: AheadCounts::default(),
             draws: ComparedDraws::default(),
         }
-    }
-
-    /// A sequence that was saved.
-    pub(crate) fn of_saved(decoder: &Decoder, context: usize, saved: SavedParts) -> Self {
-        let SavedParts { cache, tokens, horizon, rewound } = saved;
-        let decode_from = tokens.len();
-        Sequence { cache, tokens, horizon, rewound, decode_from, ..Sequence::new(decoder, context) }
-    }
-
-    /// Parts of a saved sequence: KV cache, the tokens in it, the length that rotary positions were computed for, and
-    /// whether tokens were dropped.
-    pub(crate) fn saved_parts(&self) -> (&KvCache, &[u32], usize, bool) {
-        debug_assert!(self.ahead.is_none(), "the states of a step that was begun are not those behind the last token");
-        (&self.cache, self.computed_tokens(), self.horizon, self.rewound || self.pending() > 0)
     }
 
     /// The same sequence, of whose prompts at most `tokens` tokens are computed in one step, as the memory plan counts.
@@ -177,6 +163,25 @@ impl Sequence {
         self.mtp = MtpState::new(decoder);
     }
 
+    /// All async steps so far.
+    pub fn ahead_counts(&self) -> AheadCounts {
+        self.ahead_counts
+    }
+
+    /// Whether a step with this token is begun behind all others.
+    pub fn has_begun(&self, id: u32) -> bool {
+        self.ahead.as_ref().is_some_and(|ahead| ahead.token == id)
+    }
+
+    /// Drops a step that was begun before its token was known: no token follows, or another one.
+    pub fn drop_ahead(&mut self) {
+        if self.ahead.take().is_some() {
+            // What the device still writes there, it writes before anything that is asked for later.
+            self.cache.truncate(self.cache.len);
+            self.ahead_counts.dropped += 1;
+        }
+    }
+
     /// Makes room: drops the older half of the tokens behind the first `keep`, and returns how many those are. The
     /// tokens behind them are pending again, so that they are computed as those of a prompt of the tokens that are
     /// left. `None` for a model with an encoder, which reads prompt and answer differently.
@@ -229,70 +234,6 @@ impl Sequence {
         self.horizon = self.tokens.len().max(self.planned);
         self.decode_from = self.tokens.len();
         Ok(())
-    }
-
-    /// Appends and computes `input`, and returns the logits it asks for.
-    ///
-    /// After an error the sequence is as before the call.
-    pub fn forward(
-        &mut self,
-        decoder: &Decoder,
-        experts: &mut dyn ExpertPath,
-        input: &TokenInput,
-        tap: &mut dyn Tap,
-    ) -> Result<Vec<f32>, ModelError> {
-        self.append(decoder, input.tokens, input.phase)?;
-        let from = self.tokens.len() - input.tokens.len();
-        let tokens = AppendedTokens { from, logits_for: input.logits_for, chunk: input.chunk };
-        self.compute_appended(decoder, experts, tokens, NextChoice::default(), tap).map(Logits::into_all)
-    }
-
-    /// Computes what was appended last, and returns the logits of it that are asked for, or those that the `choice`
-    /// behind it reads.
-    ///
-    /// After an error the sequence is as before the append.
-    pub(crate) fn compute_appended(
-        &mut self,
-        decoder: &Decoder,
-        experts: &mut dyn ExpertPath,
-        tokens: AppendedTokens,
-        choice: NextChoice,
-        tap: &mut dyn Tap,
-    ) -> Result<Logits, ModelError> {
-        let mut logits = Logits::default();
-        while self.pending() > 0 {
-            let choice = if logits.is_empty() { choice } else { NextChoice::default() };
-            let result = self.compute_next(decoder, experts, tokens, choice, tap);
-            let new = result.inspect_err(|_| _ = self.rewind(tokens.from))?;
-            logits = if logits.is_empty() { new } else { [logits.into_all(), new.into_all()].concat().into() };
-        }
-        Ok(logits)
-    }
-
-    /// Computes one chunk of pending tokens. Those before the appended `tokens`, which are pending again, are not
-    /// observed and have no logits. The logits that the `choice` reads are enough if it is the last chunk.
-    fn compute_next(
-        &mut self,
-        decoder: &Decoder,
-        experts: &mut dyn ExpertPath,
-        tokens: AppendedTokens,
-        choice: NextChoice,
-        tap: &mut dyn Tap,
-    ) -> Result<Logits, ModelError> {
-        let (mut times, chunk) = (self.times, tokens.chunk.unwrap_or(self.prefill_tokens).max(1));
-        let again = tokens.from.saturating_sub(self.cache.len);
-        let mut unobserved = Unobserved(&mut *tap);
-        let (most, logits_for, tap): (_, _, &mut dyn Tap) = match again {
-            0 => (chunk, tokens.logits_for, tap),
-            _ => (chunk.min(again), LogitsFor::None, &mut unobserved),
-        };
-        let mut tap = TimingTap { times: &mut times, tap };
-        let choice = if self.next_tokens(most) == self.pending() { choice } else { NextChoice::default() };
-        let (best, draws) = (choice.best.cloned(), choice.draws.cloned());
-        let part = StepPart { sequence: self, most, logits_for, best, draws };
-        let mut logits = step(decoder, experts, &mut [part], &mut tap)?;
-        self.times = times;
-        Ok(logits.pop().unwrap_or_default())
     }
 
     /// How many of its pending tokens a step computes that may have `most` of them: those of a prompt not together with
@@ -389,12 +330,29 @@ impl Sequence {
     }
 }
 
-/// Observes nothing, but ends a pass when another tap wants no more of it.
-pub(crate) struct Unobserved<'a>(pub &'a mut dyn Tap);
-
-impl Tap for Unobserved<'_> {
-    fn wants_more(&mut self) -> bool {
-        self.0.wants_more()
+/// A clone has no step that was begun.
+impl Clone for Sequence {
+    fn clone(&self) -> Self {
+        let mut clone = Sequence {
+            cache: self.cache.clone(),
+            tokens: self.tokens.clone(),
+            context: self.context,
+            prefill_tokens: self.prefill_tokens,
+            horizon: self.horizon,
+            planned: self.planned,
+            rewound: self.rewound,
+            decode_from: self.decode_from,
+            number: self.number,
+            times: self.times,
+            mtp: self.mtp.clone(),
+            ahead: None,
+            ahead_counts: self.ahead_counts,
+            draws: self.draws,
+        };
+        if self.ahead.is_some() {
+            clone.cache.truncate(clone.cache.len);
+        }
+        clone
     }
 }
 

@@ -2,11 +2,8 @@
 
 use larder_model::{Decoder, ExpertPath, ModelError, Tap};
 
-use super::DRAFT_MAX;
 use super::source::{Draft, DraftSource, TextSoFar};
-use crate::mtp_state::OwnLayer;
-use crate::sequence::Sequence;
-use crate::token_input::TokenInput;
+use crate::sequence::{DRAFT_MAX, OwnLayer, Sequence, TokenInput};
 
 /// A draft ends before a token that the draft model itself finds less likely than this: about the time that a drafted
 /// token takes, of that of a step, where drafts pay.
@@ -30,7 +27,7 @@ pub struct DraftModel<P> {
 
 impl<P: ExpertPath> DraftModel<P> {
     /// A draft model for texts of up to `context` tokens, or its own context if that is less, and a target whose
-    /// vocabulary has `target_vocab` tokens. Prompts are computed in pieces of `prefill_tokens`.
+    /// vocabulary has `target_vocab` tokens. Prompts are computed in chunks of `prefill_tokens`.
     pub fn new(decoder: Decoder, experts: P, context: usize, prefill_tokens: usize, target_vocab: usize) -> Self {
         let sequence = Sequence::new(&decoder, context).with_prefill_tokens(prefill_tokens);
         let vocab = decoder.vocab().min(target_vocab);

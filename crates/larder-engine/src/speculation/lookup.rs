@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use larder_model::{ModelError, Tap};
 
 use super::source::{Draft, DraftSource, TextSoFar};
-use crate::mtp_state::OwnLayer;
+use crate::sequence::OwnLayer;
 
 /// Tokens at the end of the sequence that must have occurred earlier, at least.
 pub const NGRAM: usize = 3;

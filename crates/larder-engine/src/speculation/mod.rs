@@ -13,14 +13,13 @@ use std::time::Duration;
 use larder_model::{Logits, LogitsRow, ModelError, Tap};
 
 pub use draft_model::DraftModel;
-pub use pace::DRAFT_MAX;
 pub use source::{Draft, DraftSource, SharedSource, TextSoFar};
 
 use lookup::{NGRAM, PromptLookup};
 use mtp::MtpSource;
 use pace::{Pace, PlainSteps};
 
-use crate::mtp_state::OwnLayer;
+use crate::sequence::{DRAFT_MAX, OwnLayer};
 
 /// How many tokens must have occurred earlier for prompt lookup to go before other sources.
 const SURE_MATCH: usize = 8;

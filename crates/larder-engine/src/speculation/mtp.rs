@@ -3,10 +3,9 @@
 
 use larder_model::{ModelError, Tap};
 
-use super::DRAFT_MAX;
 use super::draft_model::{LEAST_PROBABILITY, likeliest};
 use super::source::{Draft, DraftSource, TextSoFar};
-use crate::mtp_state::OwnLayer;
+use crate::sequence::{DRAFT_MAX, OwnLayer};
 
 /// Drafts with the layer for multi-token prediction. For further tokens than the first, the layer reads its own hidden
 /// states.

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-/// The most tokens that are drafted at once.
-pub const DRAFT_MAX: usize = 16;
+use crate::sequence::DRAFT_MAX;
 
 /// Tokens that are drafted at first, and after a pause.
 const FIRST_DRAFT: usize = 2;

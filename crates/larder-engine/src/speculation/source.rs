@@ -4,10 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use larder_model::{ModelError, Tap};
 
-use crate::mtp_state::OwnLayer;
+use crate::sequence::OwnLayer;
 
-/// A source of draft tokens: prompt lookup, a [`DraftModel`](super::DraftModel), or the model's own layer for
-/// multi-token prediction.
+/// A source of draft tokens: prompt lookup, a draft model, or the model's own layer for multi-token prediction.
 ///
 /// A source says what may follow, and nothing depends on it but time: draft tokens are verified, so any token of the
 /// vocabulary is a valid draft. The speculator asks for no more tokens than are at hand, have room in the sequence, and

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use larder_core::format_bytes;
 use larder_os::memory;
 
-use crate::setting::Setting;
+use crate::notices::Setting;
 
 /// Requests of at least this many bytes read the limits of the machine and of the control groups again.
 const LARGE_BYTES: u64 = 1 << 20;

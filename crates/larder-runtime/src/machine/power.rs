@@ -9,7 +9,7 @@ use std::time::Duration;
 use larder_kernels::ThreadPool;
 use larder_os::power::PowerSupplies;
 
-use crate::notice::{Notice, Notices};
+use crate::notices::{Notice, Notices};
 use crate::options::BatteryOptions;
 
 /// Time between looks at the power supply. A look can take some ten milliseconds where the battery has a slow

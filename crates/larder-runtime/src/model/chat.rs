@@ -1,7 +1,7 @@
 //! Chats: messages to a prompt by the model's template, and the answer as a message.
 
 use anyhow::{Context, Result, bail};
-use larder_text::{ChatInput, OutputPart, ToolSchema};
+use larder_text::{ChatInput, ToolSchema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -73,51 +73,4 @@ fn schema(tool: &Value) -> Result<ToolSchema> {
     let name = function.get("name").and_then(Value::as_str);
     let name = name.context("each tool of a chat must have a function with a name")?.to_owned();
     Ok(ToolSchema { name, parameters: function.get("parameters").cloned().unwrap_or(json!({})) })
-}
-
-/// An answer in its parts.
-#[derive(Default)]
-pub(crate) struct AnswerMessage {
-    pub content: String,
-    reasoning: String,
-    calls: Vec<ToolCall>,
-}
-
-struct ToolCall {
-    name: String,
-    id: Option<String>,
-    arguments: String,
-}
-
-impl AnswerMessage {
-    /// Adds a part.
-    pub fn add(&mut self, part: &OutputPart) {
-        match part {
-            OutputPart::Content(text) => self.content.push_str(text),
-            OutputPart::Reasoning(text) => self.reasoning.push_str(text),
-            OutputPart::CallName { name, id } => {
-                self.calls.push(ToolCall { name: name.clone(), id: id.clone(), arguments: String::new() });
-            }
-            OutputPart::CallArguments(text) => {
-                self.calls.last_mut().into_iter().for_each(|call| call.arguments.push_str(text));
-            }
-        }
-    }
-
-    /// The message in OpenAI's form.
-    pub fn json(&self) -> Value {
-        let mut message = json!({"role": "assistant", "content": self.content});
-        if !self.reasoning.is_empty() {
-            message["reasoning_content"] = json!(self.reasoning);
-        }
-        if !self.calls.is_empty() {
-            let call = |(at, call): (usize, &ToolCall)| {
-                let id = call.id.clone().unwrap_or_else(|| format!("call_{at}"));
-                let function = json!({"name": call.name, "arguments": call.arguments});
-                json!({"id": id, "type": "function", "function": function})
-            };
-            message["tool_calls"] = self.calls.iter().enumerate().map(call).collect();
-        }
-        message
-    }
 }

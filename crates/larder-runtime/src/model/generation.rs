@@ -1,6 +1,5 @@
 //! Generating a text.
 
-use crate::EngineExperts;
 use anyhow::{Context, Result};
 use larder_core::Trace;
 use larder_engine::{FinishReason, Generated, Listener, Request, Sampler, Sampling, StepStats, generate};
@@ -8,8 +7,9 @@ use larder_text::{Grammar, GrammarCompiler, OutputParser, OutputPart, StopMatche
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::EngineExperts;
 use crate::model::Model;
-use crate::model::chat::AnswerMessage;
+use crate::model::answer::AnswerMessage;
 use crate::model::options::GenerateOptions;
 use crate::model::piece::{PieceKind, PieceListener, TextPiece};
 use crate::model::stats::SharedStats;

@@ -1,6 +1,7 @@
 //! A model that is loaded: it generates, chats and counts, one sequence at a time. Programs in Rust use it, and the
 //! interfaces for C and Python, whose options are JSON objects with the names of the command's flags.
 
+mod answer;
 mod chat;
 mod evaluate;
 mod generation;
@@ -8,6 +9,7 @@ mod guarded;
 mod options;
 mod piece;
 mod stats;
+mod text_format;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,6 +27,7 @@ pub use guarded::guarded;
 pub use options::{GenerateOptions, LoadOptions};
 pub use piece::{PieceKind, PieceListener, TextPiece};
 pub use stats::{ModelStats, SharedStats};
+pub use text_format::text_format;
 
 use options::routing_of;
 

@@ -9,8 +9,7 @@ use larder_engine::ContextLimit;
 
 use super::tiers::Vram;
 use super::{PlanInputs, requested_slots};
-use crate::context_size::ContextSize;
-use crate::options::Options;
+use crate::options::{ContextSize, Options};
 
 /// Tokens for which every sequence has memory whatever that leaves to experts, if the model's context has as many.
 const LEAST_TOKENS: usize = 4096;

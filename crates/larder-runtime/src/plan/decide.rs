@@ -5,8 +5,8 @@ use larder_cache::CacheScope;
 use larder_core::{format_bytes, size_up};
 
 use super::{MemoryPlan, PlanInputs, elastic};
+use crate::notices::Setting;
 use crate::options::{CacheSize, Options};
-use crate::setting::Setting;
 
 /// Decides the plan, from the requested size of the cache and the available memory.
 pub fn decide(inputs: &PlanInputs, options: &Options) -> Result<MemoryPlan> {

@@ -5,8 +5,8 @@ use larder_cache::{CacheScope, pass_through_slots};
 use larder_policy::eviction::CacheShape;
 
 use super::{PlanInputs, no_slot, slots_text};
+use crate::notices::Setting;
 use crate::options::Options;
-use crate::setting::Setting;
 
 /// Slots whose number changes. Numbers are per layer or, in global scope, in total.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::tier_speed::{DecodeBytes, ExpectedSpeed, TierRates};
 use super::tiers::{TierPlan, Vram, decide, slots_beside};
 use super::{PlanInputs, slot_count};
+use crate::notices::Setting;
 use crate::options::Options;
-use crate::setting::Setting;
 
 /// Another split is proposed if it promises more than this many times the speed.
 const WORTH_SPLITTING: f64 = 1.02;

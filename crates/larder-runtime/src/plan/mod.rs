@@ -11,7 +11,6 @@ use larder_policy::eviction::CacheShape;
 use serde_json::{Value, json};
 
 use crate::machine::budget::MemoryUse;
-use crate::slots::belong_to_layers;
 
 mod context;
 mod decide;
@@ -65,7 +64,7 @@ pub struct PlanInputs<'a> {
     pub kv_checkpoints: CheckpointPolicy,
     /// Whether tokens are computed a second time in a copy of their sequence, because it cannot go back by one.
     pub measures_in_copy: bool,
-    /// The most tokens of a step, and so of a piece of a prompt.
+    /// The most tokens of a step, and so of a prefill chunk.
     pub prefill_tokens: usize,
     /// Compute threads.
     pub threads: usize,
@@ -416,9 +415,15 @@ impl MemoryPlan {
     }
 }
 
-/// The size of the pieces of a prompt, as a line of its own.
+/// Whether a slot of a cache only ever holds experts of one layer, so that it can have their size: not if layers
+/// share slots, be it all of them or scratch slots.
+pub(crate) fn belong_to_layers(scope: CacheScope, scratch: usize) -> bool {
+    scope == CacheScope::Layer && scratch == 0
+}
+
+/// The size of prefill chunks, as a line of its own.
 fn prefill_text(inputs: &PlanInputs) -> String {
-    format!("\n      prefill: pieces of up to {} tokens", inputs.prefill_tokens)
+    format!("\n      prefill: chunks of up to {} tokens", inputs.prefill_tokens)
 }
 
 /// How many experts `slots` hold, as text.

@@ -1,5 +1,5 @@
 //! How many tokens of a prompt are computed in one step. A layer reads each expert that any of them wants once, so with
-//! larger pieces a prompt reads less; but their activations take memory that slots could have.
+//! larger chunks a prompt reads less; but their activations take memory that slots could have.
 
 use super::{PlanInputs, requested_slots};
 use crate::options::Options;
@@ -15,7 +15,7 @@ const SHARE_DIVISOR: u64 = 8;
 /// The number of tokens is a multiple of this, if it is not the context.
 const MULTIPLE: usize = 64;
 
-/// The tokens of a piece: as many as the options say, else as many as an eighth of the memory of the slots has room
+/// The tokens of a chunk: as many as the options say, else as many as an eighth of the memory of the slots has room
 /// for, or the usual number if that is more, within the constants above and the contexts of all sequences. `inputs` has
 /// the least number of tokens.
 pub(crate) fn prefill_tokens(inputs: &PlanInputs, options: &Options) -> usize {
@@ -28,7 +28,7 @@ pub(crate) fn prefill_tokens(inputs: &PlanInputs, options: &Options) -> usize {
     let share = (slot_bytes(inputs, options) / SHARE_DIVISOR).max(memory.bytes(USUAL_TOKENS));
     let (more, spare) = (share.saturating_sub(least), spare_bytes(inputs, options));
     let mut tokens = memory.tokens_in(least.saturating_add(more.min(spare))).min(MOST_TOKENS) / MULTIPLE * MULTIPLE;
-    // Sliding windows keep the rows of a piece until its end.
+    // Sliding windows keep the rows of a chunk until its end.
     let pages = |prefill_tokens| PlanInputs { prefill_tokens, ..inputs.clone() }.page_bytes();
     let grown = |tokens| memory.bytes(tokens).saturating_sub(least) + pages(tokens).saturating_sub(inputs.page_bytes());
     while tokens > LEAST_TOKENS && grown(tokens) > spare {
@@ -37,7 +37,7 @@ pub(crate) fn prefill_tokens(inputs: &PlanInputs, options: &Options) -> usize {
     tokens.max(LEAST_TOKENS).min(longest)
 }
 
-/// Bytes of the slots, if pieces are as small as possible.
+/// Bytes of the slots, if chunks are as small as possible.
 fn slot_bytes(inputs: &PlanInputs, options: &Options) -> u64 {
     let all = inputs.all_expert_bytes();
     match (requested_slots(inputs, options), inputs.slot_budget()) {
@@ -46,7 +46,7 @@ fn slot_bytes(inputs: &PlanInputs, options: &Options) -> u64 {
     }
 }
 
-/// Bytes that larger pieces can take without displacing what must be in memory: the slots that the options request, all
+/// Bytes that larger chunks can take without displacing what must be in memory: the slots that the options request, all
 /// experts if they fit, or else the experts that one token uses in each layer.
 fn spare_bytes(inputs: &PlanInputs, options: &Options) -> u64 {
     let Some(budget) = inputs.slot_budget() else { return u64::MAX };
@@ -74,7 +74,7 @@ mod tests {
 
     use larder_cache::CacheScope::{Global, Layer};
 
-    /// The tokens of a piece of a model with 32 experts of 1 MiB and 1 KiB of activations per token.
+    /// The tokens of a chunk of a model with 32 experts of 1 MiB and 1 KiB of activations per token.
     fn tokens(available: Option<u64>, context: usize, options: &Options) -> usize {
         let blueprint = with_activations();
         let least = LEAST_TOKENS.min(context);
@@ -87,9 +87,9 @@ mod tests {
     }
 
     #[test]
-    fn pieces_take_an_eighth_of_the_slots() {
+    fn chunks_take_an_eighth_of_the_slots() {
         // Beside the slots 1 MiB of weights, 8 MiB of KV cache, attention, and less than half a MiB of the smallest
-        // pieces.
+        // chunks.
         let attention = attention_scratch_bytes(8192, 512, 1) as u64;
         let available = |bytes| Some(beside_reserve(bytes + 9 * MEGA + MEGA / 2 + attention));
         let automatic = options(CacheSize::Available, Layer);
@@ -105,8 +105,8 @@ mod tests {
     }
 
     #[test]
-    fn pieces_displace_nothing_that_must_be_in_memory() {
-        // Memory left for slots beside the smallest pieces, 1 MiB of weights, 4 MiB of KV cache and attention.
+    fn chunks_displace_nothing_that_must_be_in_memory() {
+        // Memory left for slots beside the smallest chunks, 1 MiB of weights, 4 MiB of KV cache and attention.
         let attention = attention_scratch_bytes(4096, 512, 1) as u64;
         let left = |bytes| Some(beside_reserve(bytes + 5 * MEGA + MEGA / 8 + attention));
         let all = options(CacheSize::Available, Layer);
@@ -122,12 +122,12 @@ mod tests {
             let larger = tokens(available, 4096, &options);
             assert_eq!((planned(larger), larger > LEAST_TOKENS), (planned(LEAST_TOKENS), true));
         }
-        // The experts of one token are 8 MiB; not even they fit here, so pieces are as small as they get.
+        // The experts of one token are 8 MiB; not even they fit here, so chunks are as small as they get.
         assert_eq!(tokens(left(6 * MEGA), 4096, &all), LEAST_TOKENS);
     }
 
     #[test]
-    fn pieces_of_windows_displace_nothing_either() {
+    fn chunks_of_windows_displace_nothing_either() {
         let attention = attention_scratch_bytes(4096, 512, 1) as u64;
         let available = Some(beside_reserve(33 * MEGA + MEGA / 8 + attention + MEGA));
         let planned = |sequence_memory, tokens: Option<usize>| {
@@ -137,7 +137,7 @@ mod tests {
             let tokens = tokens.unwrap_or_else(|| prefill_tokens(&inputs, &options));
             (tokens, decide(&PlanInputs { prefill_tokens: tokens, ..inputs }, &options).unwrap())
         };
-        // A token of a piece takes 1 KiB of activations, and as much of keys and values until the end of the piece.
+        // A token of a chunk takes 1 KiB of activations, and as much of keys and values until the end of the chunk.
         let window = || SequenceMemory::window_rows(1, 1 << 9, [64, 64]);
         let (tokens, plan) = planned(window(), None);
         assert_eq!((tokens > LEAST_TOKENS, plan), (true, planned(window(), Some(LEAST_TOKENS)).1));

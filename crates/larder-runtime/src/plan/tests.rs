@@ -139,7 +139,7 @@ fn the_total_includes_everything() {
     assert_eq!(plan.total_bytes(&grown), plan.total_bytes(&inputs) + 77);
     let text = plan.describe(&inputs);
     assert!(text.contains("experts per layer: at least 2") && text.contains("warning"), "{text}");
-    assert!(text.contains("prefill: pieces of up to 1 tokens"), "{text}");
+    assert!(text.contains("prefill: chunks of up to 1 tokens"), "{text}");
     assert_eq!(plan.json(&inputs)["prefill_tokens"], 1);
 }
 

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::{DraftMemory, PlanInputs, check_fits, prefill_text, requested_slots, slots_text};
 use crate::machine::budget::MemoryUse;
+use crate::notices::Setting;
 use crate::options::Options;
-use crate::setting::Setting;
 
 /// Reserve of VRAM for the driver, the kernels, graphs and other programs.
 const RESERVE_BYTES: u64 = 256 << 20;
@@ -24,9 +24,9 @@ pub struct Vram {
     pub free_bytes: u64,
     /// Bytes of the resident weight matrices.
     pub resident_bytes: u64,
-    /// Bytes of the embedding of tokens, which is there too if all experts are and steps [run
-    /// ahead](larder_core::Blueprint::runs_ahead): none if the output head has the same weights; and the tables of
-    /// experts that tokens decide on. `None` if steps do not.
+    /// Bytes of the embedding of tokens, which is there too if all experts are and steps are
+    /// [async](larder_core::Blueprint::runs_ahead): none if the output head has the same weights; and the tables of
+    /// experts that tokens decide on. `None` if steps are not.
     pub embedding_bytes: Option<u64>,
 }
 

@@ -8,11 +8,11 @@ mod values;
 use std::path::PathBuf;
 
 use larder_engine::Speculation;
+use larder_os::power::POWER_SUPPLIES;
 use larder_policy::eviction::PolicyNeeds;
 
-use crate::context_size::ContextSize;
-use crate::options::{BatteryOptions, CacheOptions, ComputeOptions, MtpUse, Options};
-use larder_os::power::POWER_SUPPLIES;
+use crate::open::MtpUse;
+use crate::options::{BatteryOptions, CacheOptions, ComputeOptions, ContextSize, Options};
 
 pub use renamed::{RENAMED, RenamedSetting, renamed};
 pub use table::SETTINGS;
@@ -256,6 +256,7 @@ impl EdgeSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::notices::Setting;
     use crate::options::{CacheSize, DeviceKind};
 
     fn with(pairs: &[(&str, &str)]) -> Result<EngineSettings> {
@@ -271,6 +272,18 @@ mod tests {
             assert!(row.is_switch() || row.check("\u{1}").is_err() || row.values.contains("FILE"), "{}", row.name);
             assert!(!row.help.ends_with('.') && row.help.len() <= 110, "{}: {}", row.name, row.help.len());
             assert!(!(row.by_store && row.values.contains("FILE")), "a store sets no file: {}", row.name);
+        }
+    }
+
+    #[test]
+    fn messages_type_settings_as_the_table_does() {
+        use Setting::{Cache, Context, Device, Eviction, Evictor, Exact, FlashAttn, HotSet};
+        use Setting::{Kv, NoStore, Quality, Routing, Speculate, Threads, Vram, VramKv};
+        let first = [Context, Kv, Cache, Eviction, Evictor, HotSet, Routing, Quality];
+        for setting in first.into_iter().chain([Speculate, Threads, Exact, Device, Vram, VramKv, FlashAttn, NoStore]) {
+            let row = SETTINGS.iter().find(|row| row.typed() == setting.to_string());
+            let row = row.unwrap_or_else(|| panic!("{setting}"));
+            assert!(row.is_switch() || row.typed_with("x") == setting.with("x"), "{setting}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! Options of generating.
 
-use crate::text_format;
+use crate::model::text_format::text_format;
 use anyhow::{Context, Result, bail};
 use larder_text::{GenerationConfig, TextFormat};
 use serde::{Deserialize, Serialize};
