@@ -2,13 +2,13 @@
 
 use serde_json::json;
 
-use super::{
-    architectures::Rename,
-    config::gated_delta,
-    hyperparameters::{Hyperparameters, Keys, keys},
-    names::Remap::{AsChannels, OnePlus, Same},
-};
+use super::gated_delta::gated_delta;
 use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::source::gguf::hyperparameters::{Hyperparameters, Keys, keys};
+use crate::source::gguf::remap::{
+    Remap::{AsChannels, OnePlus, Same},
+    Rename,
+};
 
 /// The table of n-grams, of which a file has at most one.
 const TABLE: &str = "model.ngram_embedding.weight";

@@ -3,14 +3,16 @@
 use serde_json::json;
 
 use super::{
-    architectures::Rename,
-    config::{SIGMOID_SCORES, latent},
     deepseek4::{hyper_connections, swiglu_limit},
-    hyperparameters::{Hyperparameters, Keys, keys},
-    indexers::{indexer_types, with_indexers},
-    names::Remap::{AsChannels, Exp, NegatedExp, NegatedExpOfHeads, Same},
+    latent_attention::{indexer_types, latent, with_indexers},
 };
 use crate::error::Result;
+use crate::source::gguf::hyperparameters::{Hyperparameters, Keys, SIGMOID_SCORES, keys};
+use crate::source::gguf::layer_lists::key_heads;
+use crate::source::gguf::remap::{
+    Remap::{AsChannels, Exp, NegatedExp, NegatedExpOfHeads, Same},
+    Rename,
+};
 
 /// Linear attention of Kimi, whose layers with latent attention share some of the names.
 pub(super) const KIMI_DELTA: &[Rename] = &[
@@ -112,12 +114,10 @@ pub(super) fn glm5_next(hp: &Hyperparameters) -> Result<Keys> {
 /// The keys of all of them. Layers without heads of keys have linear attention, with as many heads as the others.
 fn all(hp: &Hyperparameters) -> Result<Keys> {
     hp.scores_are(SIGMOID_SCORES)?;
-    let per_layer = hp.key("attention.head_count_kv")?;
-    let per_layer = hp.metadata.need(&per_layer, hp.metadata.ints(&per_layer)?)?;
     let kind = |heads: &i64| if *heads > 0 { "full_attention" } else { "linear_attention" };
     let mut own = latent(hp)?;
     own.extend(keys(json!({
-        "layer_types": per_layer.iter().take(hp.layers()? as usize).map(kind).collect::<Vec<_>>(),
+        "layer_types": key_heads(hp)?.iter().map(kind).collect::<Vec<_>>(),
         "linear_num_heads": hp.heads()?,
         "linear_head_dim": hp.uint("kda.head_dim")?,
         "linear_conv_kernel_dim": hp.uint("ssm.conv_kernel")?,

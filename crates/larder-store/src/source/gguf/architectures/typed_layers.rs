@@ -2,12 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{
-    config::{SIGMOID_SCORES, rope_object},
-    hyperparameters::{Hyperparameters, Keys, keys},
-    sliding::{layer_types, listed_sliding_layers, sliding_layers},
-};
 use crate::error::Result;
+use crate::source::gguf::hyperparameters::{Hyperparameters, Keys, SIGMOID_SCORES, keys, rope_object, share};
+use crate::source::gguf::layer_lists::{counts, layer_types, listed_sliding_layers, sliding_layers};
 
 pub(super) fn mellum(hp: &Hyperparameters) -> Result<Keys> {
     hp.whole_heads_rotate()?;
@@ -205,22 +202,8 @@ impl<'a> Types<'a> {
     }
 }
 
-/// A number for each layer: those of a list, or one for all.
-pub(super) fn counts(hp: &Hyperparameters, key: &str, default: u64) -> Result<Vec<u64>> {
-    let (layers, path) = (hp.layers()? as usize, hp.key(key)?);
-    let Ok(Some(given)) = hp.metadata.ints(&path) else { return Ok(vec![hp.uint_or(key, default)?; layers]) };
-    let counts: Option<Vec<u64>> = given.iter().take(layers).map(|count| u64::try_from(*count).ok()).collect();
-    hp.metadata.need(&format!("{path} for {layers} layers"), counts.filter(|counts| counts.len() == layers))
-}
-
 /// For each layer, whether it has experts: by the tensors.
 fn mlp_layer_types(hp: &Hyperparameters) -> Result<Vec<&'static str>> {
     let dense = |layer| hp.has(&format!("model.layers.{layer}.mlp.gate_proj.weight"));
     Ok((0..hp.layers()?).map(|layer| if dense(layer) { "dense" } else { "sparse" }).collect())
-}
-
-/// The share of a head of `width` values that is `rotated`, from which the number of them can be computed again.
-pub(super) fn share(rotated: u64, width: u64) -> f64 {
-    let share = rotated as f64 / width as f64;
-    if (share * width as f64) as u64 == rotated { share } else { share.next_up() }
 }

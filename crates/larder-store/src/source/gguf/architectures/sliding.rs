@@ -2,45 +2,12 @@
 
 use serde_json::json;
 
-use super::{
-    config::{SIGMOID_SCORES, SOFTMAX_SCORES},
-    hyperparameters::{Hyperparameters, Keys, keys},
-    typed_layers::counts,
-};
 use crate::error::Result;
+use crate::source::gguf::hyperparameters::{Hyperparameters, Keys, SIGMOID_SCORES, SOFTMAX_SCORES, keys};
+use crate::source::gguf::layer_lists::{counts, layer_types, sliding_layers};
 
 /// Divisors of frequencies from here on stand for pairs that do not turn.
 const STANDS_STILL: f32 = 1e20;
-
-/// For each layer, whether it has a sliding window: by the metadata, else all but the last of every `every`.
-pub(super) fn sliding_layers(hp: &Hyperparameters, every: u64) -> Result<Vec<bool>> {
-    match listed_sliding_layers(hp)? {
-        Some(given) => Ok(given),
-        None => Ok((0..hp.layers()?).map(|layer| !(layer + 1).is_multiple_of(every)).collect()),
-    }
-}
-
-/// As [`sliding_layers`], where the metadata list them.
-pub(super) fn listed_sliding_layers(hp: &Hyperparameters) -> Result<Option<Vec<bool>>> {
-    listed_layers(hp, "attention.sliding_window_pattern")
-}
-
-/// The flag of each layer in a list of the metadata.
-pub(super) fn listed_layers(hp: &Hyperparameters, key: &str) -> Result<Option<Vec<bool>>> {
-    let (layers, key) = (hp.layers()? as usize, hp.key(key)?);
-    match hp.metadata.flags_or_numbers(&key)? {
-        Some(given) if given.len() < layers => {
-            Err(hp.unsupported(format!("has {} entries in '{key}' for {layers} layers", given.len())))
-        }
-        Some(given) => Ok(Some(given.into_iter().take(layers).collect())),
-        None => Ok(None),
-    }
-}
-
-/// The config's `layer_types` of such layers.
-pub(super) fn layer_types(sliding: &[bool]) -> Vec<&'static str> {
-    sliding.iter().map(|sliding| if *sliding { "sliding_attention" } else { "full_attention" }).collect()
-}
 
 pub(super) fn gemma4(hp: &Hyperparameters) -> Result<Keys> {
     let sliding = sliding_layers(hp, 6)?;

@@ -2,14 +2,12 @@
 
 use serde_json::json;
 
-use super::{
-    architectures::Rename,
-    config::{SIGMOID_SCORES, SOFTMAX_SCORES},
-    hyperparameters::{Hyperparameters, Keys, keys},
-    names::Remap::{KeyRows, QueryRows, Same},
-    typed_layers::share,
-};
 use crate::error::Result;
+use crate::source::gguf::hyperparameters::{Hyperparameters, Keys, SIGMOID_SCORES, SOFTMAX_SCORES, keys, share};
+use crate::source::gguf::remap::{
+    Remap::{KeyRows, QueryRows, Same},
+    Rename,
+};
 
 /// Ling's queries, keys and values, which the hub has in one tensor; it has no names for these.
 pub(super) const LING_SPLIT: &[Rename] = &[

@@ -2,18 +2,18 @@
 
 use super::bailing_moe::{LING_JOINED, LING_OUTPUT, LING_ROUTER_BIAS, LING_SPLIT};
 use super::deepseek4::{DEEPSEEK4_ATTENTION, DEEPSEEK4_OUTER, DEEPSEEK4_PARTS, HYPER_CONNECTIONS};
+use super::granite::{GRANITE_MAMBA, GRANITE_PARTS};
 use super::kimi_delta::{GLM5_NEXT, KIMI_DECAYS, KIMI_DELTA, KIMI_EXPERTS, LING_HYBRID};
 use super::minimax_m3::MINIMAX_M3;
-use super::names::Remap::{self, AsChannels, AsRow, KeyRows, NegatedExp, OnePlus, QueryRows, RopeFactors, Same};
 use super::qwen4_exp::{QWEN4_OUTER, QWEN4_PARTS};
-use super::state_space::{GRANITE_MAMBA, JAMBA_OUTER, JAMBA_PARTS, NEMOTRON_LAYER};
-
-/// A tensor's name in GGUF, its name on the hub, and how its data are mapped. Names in layers are relative to `blk.N.`
-/// and `model.layers.N.`.
-pub(super) type Rename = (&'static str, &'static str, Remap);
+use super::state_space::{JAMBA_OUTER, JAMBA_PARTS, NEMOTRON_LAYER};
+use crate::source::gguf::remap::Remap::{
+    AsChannels, AsRow, KeyRows, NegatedExp, OnePlus, QueryRows, RopeFactors, Same,
+};
+use crate::source::gguf::remap::Rename;
 
 /// A supported architecture.
-pub(super) struct Architecture {
+pub(in crate::source::gguf) struct Architecture {
     /// `general.architecture`.
     pub arch: &'static str,
     /// Tensors outside the layers.
@@ -34,7 +34,7 @@ impl Architecture {
     }
 }
 
-pub(super) const ARCHITECTURES: &[Architecture] = &[
+pub(in crate::source::gguf) const ARCHITECTURES: &[Architecture] = &[
     Architecture { arch: "llama", outer: OUTER, layer: &[NORMS, ROTATED, OUTPUT, MIXTRAL_ROUTER] },
     Architecture {
         arch: "qwen2moe",
@@ -197,6 +197,15 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
     },
 ];
 
+/// Tensors that only a block for multi-token prediction has.
+pub(in crate::source::gguf) const MTP: &[Rename] = &[
+    ("nextn.eh_proj.weight", "eh_proj.weight", Same),
+    ("nextn.enorm.weight", "enorm.weight", Same),
+    ("nextn.hnorm.weight", "hnorm.weight", Same),
+    ("nextn.shared_head_norm.weight", "shared_head.norm.weight", Same),
+    ("layer_output_norm.weight", "shared_head.norm.weight", Same),
+];
+
 const OUTER: &[Rename] = &[
     ("token_embd.weight", "model.embed_tokens.weight", Same),
     ("output_norm.weight", "model.norm.weight", Same),
@@ -342,14 +351,6 @@ const ROUTER: &[Rename] = &[("ffn_gate_inp.weight", "mlp.gate.weight", Same)];
 const MIXTRAL_ROUTER: &[Rename] = &[("ffn_gate_inp.weight", "block_sparse_moe.gate.weight", Same)];
 
 const PRIMARY_ROUTER: &[Rename] = &[("ffn_gate_inp.weight", "block_sparse_moe.primary_router.weight", Same)];
-
-const GRANITE_PARTS: &[Rename] = &[
-    ("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight", Same),
-    // Gate and up of the shared expert, which the hub has in one tensor; it has no names for these.
-    ("ffn_gate_shexp.weight", "shared_mlp.gate_proj.weight", Same),
-    ("ffn_up_shexp.weight", "shared_mlp.up_proj.weight", Same),
-    ("ffn_down_shexp.weight", "shared_mlp.output_linear.weight", Same),
-];
 
 const GPT_OSS_PARTS: &[Rename] = &[
     ("ffn_gate_inp.weight", "mlp.router.weight", Same),

@@ -2,13 +2,12 @@
 
 use serde_json::json;
 
-use super::{
-    architectures::Rename,
-    config::SQRT_SOFTPLUS_SCORES,
-    hyperparameters::{Hyperparameters, Keys, keys},
-    names::Remap::{Integers, Same},
-};
 use crate::error::Result;
+use crate::source::gguf::hyperparameters::{Hyperparameters, Keys, SQRT_SOFTPLUS_SCORES, keys};
+use crate::source::gguf::remap::{
+    Remap::{Integers, Same},
+    Rename,
+};
 
 pub(super) const DEEPSEEK4_OUTER: &[Rename] = &[
     ("token_embd.weight", "model.embed_tokens.weight", Same),

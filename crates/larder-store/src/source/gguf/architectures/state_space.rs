@@ -2,25 +2,13 @@
 
 use serde_json::json;
 
-use super::{
-    architectures::Rename,
-    config::{SIGMOID_SCORES, granite_moe},
-    hyperparameters::{Hyperparameters, Keys, keys},
-    names::Remap::{AsChannels, AsVector, NegatedExp, NegatedExpAsVector, Same},
-};
 use crate::error::Result;
-
-/// Mamba 2 of Granite hybrid.
-pub(super) const GRANITE_MAMBA: &[Rename] = &[
-    ("ssm_in.weight", "mamba.in_proj.weight", Same),
-    ("ssm_conv1d.weight", "mamba.conv1d.weight", AsChannels),
-    ("ssm_conv1d.bias", "mamba.conv1d.bias", Same),
-    ("ssm_dt.bias", "mamba.dt_bias", Same),
-    ("ssm_a", "mamba.A_log", NegatedExpAsVector),
-    ("ssm_d", "mamba.D", AsVector),
-    ("ssm_norm.weight", "mamba.norm.weight", AsVector),
-    ("ssm_out.weight", "mamba.out_proj.weight", Same),
-];
+use crate::source::gguf::hyperparameters::{Hyperparameters, Keys, SIGMOID_SCORES, keys};
+use crate::source::gguf::layer_lists::{any_layer, key_heads};
+use crate::source::gguf::remap::{
+    Remap::{AsChannels, AsVector, NegatedExp, NegatedExpAsVector, Same},
+    Rename,
+};
 
 /// Mamba 1 of Jamba, and the parts beside it.
 pub(super) const JAMBA_PARTS: &[Rename] = &[
@@ -76,36 +64,6 @@ pub(super) const NEMOTRON_LAYER: &[Rename] = &[
     ("ffn_down.weight", "mixer.down_proj.weight", Same),
     ("ffn_down.bias", "mixer.down_proj.bias", Same),
 ];
-
-/// For each layer, its heads of keys; none in layers without attention.
-fn key_heads(hp: &Hyperparameters) -> Result<Vec<i64>> {
-    let key = hp.key("attention.head_count_kv")?;
-    let heads = hp.metadata.need(&key, hp.metadata.ints(&key)?)?;
-    Ok(heads.iter().take(hp.layers()? as usize).copied().collect())
-}
-
-/// llama.cpp limits no steps of time.
-pub(super) fn granite_hybrid(hp: &Hyperparameters) -> Result<Keys> {
-    let (inner, heads) = (hp.uint("ssm.inner_size")?, hp.uint("ssm.time_step_rank")?);
-    let whole = |a: u64, b: u64| a.checked_div(b).filter(|n| *n > 0 && n * b == a);
-    let key_heads = key_heads(hp)?;
-    let kind = |heads: &i64| if *heads > 0 { "attention" } else { "mamba" };
-    let mut own = granite_moe(hp)?;
-    own.extend(keys(json!({
-        "model_type": "granitemoehybrid",
-        "num_key_value_heads": key_heads.iter().max(),
-        "layer_types": key_heads.iter().map(kind).collect::<Vec<_>>(),
-        "position_embedding_type": if hp.flag_or("rope.scaling.finetuned", true)? { "rope" } else { "nope" },
-        "mamba_n_heads": heads,
-        "mamba_d_head": hp.metadata.need("ssm.inner_size of whole heads", whole(inner, heads))?,
-        "mamba_expand": hp.metadata.need("ssm.inner_size of whole widths", whole(inner, hp.uint("embedding_length")?))?,
-        "mamba_n_groups": hp.uint_or("ssm.group_count", 1)?,
-        "mamba_d_state": hp.uint("ssm.state_size")?,
-        "mamba_d_conv": hp.uint("ssm.conv_kernel")?,
-        "mamba_conv_bias": any_layer(hp, "mamba.conv1d.bias")?,
-    })));
-    Ok(own)
-}
 
 /// Layers with attention and with experts, which the config states by a period and an offset.
 pub(super) fn jamba(hp: &Hyperparameters) -> Result<Keys> {
@@ -185,11 +143,6 @@ pub(super) fn nemotron_h(hp: &Hyperparameters) -> Result<Keys> {
         "norm_topk_prob": hp.flag_or("expert_weights_norm", false)?,
         "routed_scaling_factor": hp.scale()?,
     })))
-}
-
-/// Whether a layer has this tensor.
-fn any_layer(hp: &Hyperparameters, tensor: &str) -> Result<bool> {
-    Ok((0..hp.layers()?).any(|layer| hp.has(&format!("model.layers.{layer}.{tensor}"))))
 }
 
 #[cfg(test)]

@@ -2,14 +2,12 @@
 
 use serde_json::json;
 
-use super::{
-    architectures::Rename,
-    config::SIGMOID_SCORES,
-    hyperparameters::{Hyperparameters, Keys, keys},
-    names::Remap::{OnePlus, Same},
-    typed_layers::share,
-};
 use crate::error::Result;
+use crate::source::gguf::hyperparameters::{Hyperparameters, Keys, SIGMOID_SCORES, keys, share};
+use crate::source::gguf::remap::{
+    Remap::{OnePlus, Same},
+    Rename,
+};
 
 /// Tensors of a layer that other architectures do not have, or under other names.
 pub(super) const MINIMAX_M3: &[Rename] = &[
