@@ -12,13 +12,15 @@ use larder_os::{FileId, LOCK_FILE, open_regular_with};
 
 use crate::{
     atomic_file::{AtomicFile, sync_folder, temp_path},
-    convert::{Progress, check_space, lock},
+    convert::{check_space, lock},
     direct::AlignedBuffer,
     error::{Result, StoreError, StoreErrorKind},
     manifest::{ExpertChecksums, Manifest},
     parallel::parallel,
+    progress::Progress,
+    safetensors::DATA_START,
     second_folder::{DRIVE_FILE, Division, SecondFolder, are_on_one_drive, check_second_folder, is_of, mark},
-    shard::{DATA_START, Shard, layer_folder, shard_path_in},
+    shard::{Shard, layer_folder, shard_path_in},
     shard_set::ShardSet,
     verify::expert_files,
 };

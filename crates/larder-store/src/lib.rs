@@ -36,6 +36,7 @@ mod add_drive;
 mod assemble;
 mod atomic_file;
 mod check_reads;
+mod checksum;
 mod convert;
 mod describe;
 mod direct;
@@ -52,6 +53,7 @@ mod matrix_scale;
 mod page_cache;
 mod parallel;
 mod presence;
+mod progress;
 mod quantize;
 pub mod reader;
 mod resident;
@@ -72,7 +74,8 @@ mod watched_file;
 pub use add_drive::{AddedDrive, add_drive};
 pub use assemble::Assembler;
 pub use check_reads::CheckReads;
-pub use convert::{CONVERSION_STATE, ConvertOptions, ConvertReport, Progress, convert};
+pub use checksum::checksum_of;
+pub use convert::{ConvertOptions, ConvertReport, convert};
 pub use edit::set_config;
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use expert_source::ExpertSource;
@@ -81,16 +84,17 @@ pub use format_mix::{FormatMix, WantedFormats};
 pub use identity::{identity, samples_of_file};
 pub use importance::{Importance, ImportanceRecord};
 pub use manifest::{
-    ExpertChecksums, ExpertClass, ExpertFiles, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE,
-    ResidentFile, SidecarFile,
+    CONVERSION_STATE, ExpertChecksums, ExpertClass, ExpertFiles, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance,
+    RECORD_ALIGN, RESIDENT_FILE, ResidentFile, SidecarFile, TableFile,
 };
 pub use presence::StorePresence;
+pub use progress::Progress;
 pub use quantize::{ValueOutOfRange, decode_floats, encode, encode_weighted};
 pub use resident::{ConvertedTensors, check_resident};
-pub use row_table::{RowTable, TableFile};
-pub use safetensors::{Dtype, SafetensorsHeader, TensorEntry};
+pub use row_table::RowTable;
+pub use safetensors::{DATA_START, Dtype, SafetensorsHeader, TensorEntry};
 pub use second_folder::{DRIVE_FILE, DRIVES_FILE, Division, SecondFolder, check_second_folder};
-pub use shard::{DATA_START, RECORD_ALIGN, checksum_of, shard_path};
+pub use shard::shard_path;
 pub use shard_set::ShardSet;
 pub use sidecars::{ADDED_SIDECARS, seal_if_in_store, seal_sidecars};
 pub use source::{

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use larder_core::NumberFormat;
+use larder_core::{NumberFormat, SHARD_ALIGN};
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 
@@ -16,6 +16,9 @@ use crate::{
 };
 
 pub use safetensors::Dtype;
+
+/// The first byte of the data in every shard and row table: their headers are padded to a page.
+pub const DATA_START: usize = SHARD_ALIGN;
 
 /// Bytes of the length field before the header.
 const PREFIX_BYTES: u64 = 8;

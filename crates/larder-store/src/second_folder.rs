@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     atomic_file::{AtomicFile, sync_folder},
+    checksum::checksum_of,
     error::{Result, StoreError, StoreErrorKind},
     file::read_small,
     manifest::{ExpertChecksums, Manifest},
-    shard::checksum_of,
 };
 
 /// Name of the file in a store that says where its second folder is.

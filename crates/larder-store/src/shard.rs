@@ -6,21 +6,15 @@
 use std::path::{Path, PathBuf};
 
 use larder_core::{ExpertId, ExpertLayout, LayerIdx, SEGMENTS, SHARD_ALIGN, TensorMeta};
-use twox_hash::XxHash3_128;
 
 use crate::{
+    checksum::checksum_of,
     describe::{describe, stored_shape},
     error::{Result, StoreError, StoreErrorKind},
     file::ReadAt,
     manifest::ExpertChecksums,
-    safetensors::{HeaderWriter, SafetensorsHeader, dtype_of},
+    safetensors::{DATA_START, HeaderWriter, SafetensorsHeader, dtype_of},
 };
-
-/// The first byte of the data in every shard.
-pub const DATA_START: usize = SHARD_ALIGN;
-
-/// In the file, the data of an expert are padded with zeros to a multiple of this many bytes.
-pub const RECORD_ALIGN: usize = 64 << 10;
 
 /// Folder of the experts that a model computes with.
 pub const EXPERTS: &str = "experts";
@@ -153,21 +147,6 @@ impl std::fmt::Display for Shard<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         write!(f, "{}, {}", self.layer, self.expert)
     }
-}
-
-/// The checksum of a store: xxh3-128 in hex.
-pub fn checksum_of(bytes: &[u8]) -> String {
-    format!("{:032x}", XxHash3_128::oneshot(bytes))
-}
-
-/// Whether a text has the form of a checksum.
-pub fn is_checksum(text: &str) -> bool {
-    text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-/// Whether `checksum` is that of `bytes`; allocates nothing.
-pub fn is_checksum_of(checksum: &str, bytes: &[u8]) -> bool {
-    checksum.len() == 32 && u128::from_str_radix(checksum, 16) == Ok(XxHash3_128::oneshot(bytes))
 }
 
 /// The folder of a layer's shards in the set `set`, relative to the store.

@@ -17,14 +17,15 @@ use crate::{
     expert_source::ExpertSource,
     file::ReadAt,
     manifest::{ExpertChecksums, ExpertFiles},
-    shard::{DATA_START, Shard, shard_path_in},
+    safetensors::DATA_START,
+    shard::{Shard, shard_path_in},
 };
 
 /// The bits of all segments.
 const ALL: u8 = (1 << SEGMENTS) - 1;
 
 /// A set of shards. Their data are checked as `ReadChecks` say. Their headers are for other programs: experts are found
-/// by the manifest alone, and only [`verify`](crate::verify) reads headers.
+/// by the manifest alone, and only verification reads headers.
 pub struct ShardSet {
     /// The store, and its second folder if there is one.
     roots: Vec<PathBuf>,

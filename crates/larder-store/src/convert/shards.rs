@@ -12,7 +12,8 @@ use crate::{
     format_mix::WantedFormats,
     importance::WeighedMatrices,
     manifest::{ExpertChecksums, ExpertClass, ExpertFiles},
-    shard::{DATA_START, Shard, layer_folder, shard_path_in},
+    safetensors::DATA_START,
+    shard::{Shard, layer_folder, shard_path_in},
     source::Source,
     tensor_slice::AssemblyBuffers,
 };

@@ -9,18 +9,15 @@ use larder_core::{ExpertId, NumberFormat};
 use larder_os::{FileId, FolderLock, LOCK_FILE, free_bytes};
 use serde::{Deserialize, Serialize};
 
-use super::ConvertOptions;
+use super::options::ConvertOptions;
 use crate::{
     atomic_file::{sync_folder, temp_path, write_atomically},
     error::{Result, StoreError, StoreErrorKind},
     file::read_small,
     format_mix::FormatMix,
-    manifest::MANIFEST_FILE,
+    manifest::{CONVERSION_STATE, MANIFEST_FILE},
     second_folder::Division,
 };
-
-/// Name of the file that marks an unfinished conversion.
-pub const CONVERSION_STATE: &str = "convert.json";
 
 const STATE_LIMIT: u64 = 1 << 20;
 

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use super::{seal, unseal};
 use crate::{
     atomic_file::write_atomically,
+    checksum::checksum_of,
     error::{Result, StoreError},
     file::read_small,
-    shard::checksum_of,
 };
 
 /// Largest seal in bytes.

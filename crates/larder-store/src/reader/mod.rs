@@ -251,7 +251,7 @@ fn open_overlapped(files: &Arc<ShardFiles>, _: &Arena) -> Result<Opened> {
         let what = format!("overlapped reads are for unbuffered files: {}", files.read_mode());
         return Err(StoreError { kind: StoreErrorKind::Unsupported, path: Default::default(), message: what });
     }
-    let reader = overlapped::open(files)?;
+    let reader = pread::Pread::open_overlapped(files)?;
     let how = format!("overlapped: {} threads, a handle for each read, {}", reader.threads(), files.read_mode());
     Ok((Box::new(reader), how))
 }

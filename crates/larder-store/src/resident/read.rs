@@ -7,13 +7,13 @@ use twox_hash::XxHash3_128;
 
 use super::{ALIGN, CHUNK_BYTES, parse_line};
 use crate::{
-    convert::Progress,
+    checksum::checksum_of,
     describe::stored_shape,
     error::{Result, StoreError, StoreErrorKind},
     file::ReadAt,
     manifest::ResidentFile,
+    progress::Progress,
     safetensors::{PAD, SafetensorsHeader, TensorEntry, dtype_of},
-    shard::checksum_of,
 };
 
 /// An open resident file.

@@ -8,10 +8,10 @@ use twox_hash::XxHash3_128;
 use super::{CHUNK_BYTES, PlannedTensor, ResidentPlan, ResidentTensors};
 use crate::{
     atomic_file::AtomicFile,
-    convert::Progress,
+    checksum::checksum_of,
     error::{Result, StoreError, StoreErrorKind},
     manifest::ResidentFile,
-    shard::checksum_of,
+    progress::Progress,
     source::{Source, view_for},
     tensor_slice::convert,
 };

@@ -11,14 +11,15 @@ use std::{
 use larder_core::TensorMeta;
 use twox_hash::XxHash3_128;
 
-use super::{CHECKSUM_BYTES, TableFile};
 use crate::{
     check_reads::ReadChecks,
-    convert::Progress,
+    checksum::checksum_of,
     error::{Result, StoreError, StoreErrorKind},
     file::ReadAt,
+    manifest::{CHECKSUM_BYTES, TableFile},
     presence::StorePresence,
-    shard::{DATA_START, checksum_of},
+    progress::Progress,
+    safetensors::DATA_START,
     watched_file::WatchedFile,
 };
 

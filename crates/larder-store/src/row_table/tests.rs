@@ -7,9 +7,11 @@ use larder_core::{Blueprint, NumberFormat, TensorSpec, Tensors};
 use super::*;
 use crate::{
     check_reads::CheckReads,
+    checksum::checksum_of,
     error::{Result, StoreErrorKind},
+    manifest::{BLOCK_BYTES, TABLES, TableFile},
     quantize::encode,
-    shard::{DATA_START, checksum_of},
+    safetensors::DATA_START,
     source::Checkpoint,
     testing::{ExpertForm, Tiny, write_checkpoint},
 };

@@ -5,14 +5,16 @@ use std::path::Path;
 use larder_core::{Blueprint, NumberFormat, RowOrder, TensorMeta};
 use twox_hash::XxHash3_128;
 
-use super::{RowTable, TableFile};
+use super::RowTable;
 use crate::{
     atomic_file::AtomicFile,
-    convert::Progress,
+    checksum::checksum_of,
     error::{Result, StoreError, StoreErrorKind},
     format_mix::WantedFormats,
+    manifest::TableFile,
+    progress::Progress,
     resident::{PlannedTensor, choose_stored},
-    shard::{DATA_START, checksum_of},
+    safetensors::DATA_START,
     source::{Source, view_for},
     tensor_slice::convert,
 };

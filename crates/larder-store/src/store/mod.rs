@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::{
     check_reads::{CheckReads, ReadChecks},
+    checksum::checksum_of,
     error::{Result, StoreError, StoreErrorKind},
     expert_source::ExpertSource,
     file::read_small,
@@ -20,7 +21,7 @@ use crate::{
     resident::{ResidentTensors, check_resident},
     row_table::RowTable,
     second_folder::{Division, SecondFolder, shards_digest},
-    shard::{EXPERTS, SMALL_EXPERTS, Shard, checksum_of},
+    shard::{EXPERTS, SMALL_EXPERTS, Shard},
     shard_set::ShardSet,
     source::{MtpTensors, SIDECAR_LIMIT, Source, SourceFile, ignored_keys, ignored_note, set_ignored, set_mtp},
 };

@@ -10,15 +10,17 @@ use std::{
 use larder_core::ExpertId;
 
 use crate::{
-    convert::Progress,
+    checksum::checksum_of,
     error::{Result, StoreError, StoreErrorKind},
     file::read_small,
-    manifest::{ExpertChecksums, ExpertFiles, MANIFEST_FILE, Manifest, RESIDENT_FILE, seal_path},
+    manifest::{ExpertChecksums, ExpertFiles, MANIFEST_FILE, Manifest, RESIDENT_FILE, TABLES, TableFile, seal_path},
     parallel::parallel,
+    progress::Progress,
     resident::ResidentTensors,
-    row_table::{RowTable, TABLES, TableFile},
+    row_table::RowTable,
+    safetensors::DATA_START,
     second_folder::{DRIVE_FILE, DRIVES_FILE, Division, SecondFolder},
-    shard::{DATA_START, EXPERTS, SMALL_EXPERTS, Shard, checksum_of, layer_folder, shard_path_in},
+    shard::{EXPERTS, SMALL_EXPERTS, Shard, layer_folder, shard_path_in},
     shard_set::ShardSet,
     sidecars::{self, ADDED_SIDECARS},
 };

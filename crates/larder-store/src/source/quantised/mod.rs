@@ -13,11 +13,11 @@ use half::f16;
 use larder_core::{ExpertNames, NumberFormat, TensorMeta, TensorRows, Tensors, TensorsError};
 use serde_json::Value;
 
-use super::{Checkpoint, Source, SourceFile, checkpoint::text_value};
+use super::{Checkpoint, Source, SourceFile, config_json::text_value};
 use crate::{
+    checksum::checksum_of,
     error::{Result, StoreError, StoreErrorKind},
     identity::sampled,
-    shard::checksum_of,
 };
 
 mod awq;

@@ -5,13 +5,17 @@ use std::path::PathBuf;
 use larder_core::{NumberFormat, TensorMeta};
 use serde::{Deserialize, Serialize};
 
-use super::{BLOCK_BYTES, CHECKSUM_BYTES, TABLES};
 use crate::{
     describe::{describe, stored_shape},
-    safetensors::{Dtype, HeaderWriter, dtype_of},
-    shard::DATA_START,
+    safetensors::{DATA_START, Dtype, HeaderWriter, dtype_of},
 };
 
+/// Folder of the row tables.
+pub const TABLES: &str = "tables";
+/// Rows share a block as long as it has at most this many bytes.
+pub const BLOCK_BYTES: usize = 64 << 10;
+/// Bytes of a block's checksum: XXH3 of 128 bits, most significant byte first.
+pub const CHECKSUM_BYTES: usize = 16;
 /// Alignment of the checksums in bytes.
 const ALIGN: usize = 64;
 /// Longest name of a table, so that it is a file name and the header fits.
