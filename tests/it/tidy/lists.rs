@@ -65,7 +65,7 @@ pub const UNSAFE: &[&str] = &[
     "crates/larder-kernels/src/simd/",
     "crates/larder-kernels/src/thread_pool/mod.rs",
     "crates/larder-kernels/src/thread_pool/shared.rs",
-    "crates/larder-store/src/page_cache.rs",
+    "crates/larder-store/src/files/page_cache.rs",
     "crates/larder-store/src/reader/arena/",
     "crates/larder-store/src/reader/overlapped.rs",
     "crates/larder-store/src/reader/registered_buffers.rs",

@@ -15,12 +15,14 @@ use std::{
 use larder_core::{Blueprint, ExpertId, ExpertLayout, LayerIdx, NumberFormat};
 
 use crate::{
-    atomic_file::{sync_folder, write_atomically},
-    checksum::checksum_of,
-    direct::AlignedBuffer,
+    drives::second_folder::{self, Division, SecondFolder, are_on_one_drive, check_second_folder},
     error::Result,
+    files::{
+        atomic_file::{sync_folder, write_atomically},
+        checksum::checksum_of,
+        direct::AlignedBuffer,
+    },
     format_mix::{WantedFormats, expert_matrix},
-    identity::{check_unchanged, identity},
     importance::{Importance, WeighedMatrices},
     manifest::{
         CONVERSION_STATE, ExpertChecksums, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE,
@@ -30,10 +32,12 @@ use crate::{
     progress::Progress,
     resident,
     row_table::{self, TablePlan},
-    second_folder::{self, Division, SecondFolder, are_on_one_drive, check_second_folder},
     shard::{EXPERTS, SMALL_EXPERTS, layer_folder},
-    source::{SIDECARS, Source},
-    tensor_slice::AssemblyBuffers,
+    source::{
+        SIDECARS, Source,
+        identity::{check_unchanged, identity},
+        tensor_slice::AssemblyBuffers,
+    },
 };
 pub use options::ConvertOptions;
 use shards::ShardWriter;

@@ -11,12 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use super::options::ConvertOptions;
 use crate::{
-    atomic_file::{sync_folder, temp_path, write_atomically},
+    drives::second_folder::Division,
     error::{Result, StoreError, StoreErrorKind},
-    file::read_small,
+    files::{
+        atomic_file::{sync_folder, temp_path, write_atomically},
+        read_at::read_small,
+    },
     format_mix::FormatMix,
     manifest::{CONVERSION_STATE, MANIFEST_FILE},
-    second_folder::Division,
 };
 
 const STATE_LIMIT: u64 = 1 << 20;

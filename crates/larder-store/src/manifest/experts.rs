@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use larder_core::{ExpertLayout, Geometry, LayerIdx, NumberFormat, PerMatrix, RowOrder, SEGMENTS};
 use serde::{Deserialize, Serialize};
 
-use crate::{
+use crate::files::{
     checksum::{checksum_of, is_checksum, is_checksum_of},
     safetensors::DATA_START,
 };

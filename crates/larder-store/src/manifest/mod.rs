@@ -7,9 +7,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    checksum::{checksum_of, is_checksum},
     error::{Result, StoreError, StoreErrorKind},
-    file::read_small,
+    files::{
+        checksum::{checksum_of, is_checksum},
+        read_at::read_small,
+    },
     format_mix::FormatMix,
     importance::ImportanceRecord,
     source::{MtpTensors, SIDECARS, SourceFile, SourceOptions, ignored_keys, uses_mtp},

@@ -6,10 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{seal, unseal};
 use crate::{
-    atomic_file::write_atomically,
-    checksum::checksum_of,
     error::{Result, StoreError},
-    file::read_small,
+    files::{atomic_file::write_atomically, checksum::checksum_of, read_at::read_small},
 };
 
 /// Largest seal in bytes.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use larder_core::{NumberFormat, TensorMeta};
 use serde::{Deserialize, Serialize};
 
-use crate::{
+use crate::files::{
     describe::{describe, stored_shape},
     safetensors::{DATA_START, Dtype, HeaderWriter, dtype_of},
 };

@@ -23,7 +23,7 @@ use windows_sys::Win32::{
     },
 };
 
-use crate::direct::open_direct_with_flags;
+use crate::files::direct::open_direct_with_flags;
 
 /// Lengths of unbuffered reads that are fast are multiples of this.
 const READ_UNIT_BYTES: usize = 64 << 10;
@@ -149,7 +149,7 @@ fn code(error: &io::Error) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::direct::AlignedBuffer;
+    use crate::files::direct::AlignedBuffer;
 
     #[test]
     fn reads_of_any_number_of_pages_give_the_bytes_of_the_file() {

@@ -13,14 +13,11 @@ use twox_hash::XxHash3_128;
 
 use crate::{
     check_reads::ReadChecks,
-    checksum::checksum_of,
+    drives::{presence::StorePresence, watched_file::WatchedFile},
     error::{Result, StoreError, StoreErrorKind},
-    file::ReadAt,
+    files::{checksum::checksum_of, read_at::ReadAt, safetensors::DATA_START},
     manifest::{CHECKSUM_BYTES, TableFile},
-    presence::StorePresence,
     progress::Progress,
-    safetensors::DATA_START,
-    watched_file::WatchedFile,
 };
 
 /// An open row table.

@@ -7,11 +7,10 @@ use larder_core::{Blueprint, NumberFormat, TensorSpec, Tensors};
 use super::*;
 use crate::{
     check_reads::CheckReads,
-    checksum::checksum_of,
     error::{Result, StoreErrorKind},
+    files::{checksum::checksum_of, safetensors::DATA_START},
     manifest::{BLOCK_BYTES, TABLES, TableFile},
     quantize::encode,
-    safetensors::DATA_START,
     source::Checkpoint,
     testing::{ExpertForm, Tiny, write_checkpoint},
 };

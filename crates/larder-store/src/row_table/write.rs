@@ -7,16 +7,13 @@ use twox_hash::XxHash3_128;
 
 use super::RowTable;
 use crate::{
-    atomic_file::AtomicFile,
-    checksum::checksum_of,
     error::{Result, StoreError, StoreErrorKind},
+    files::{atomic_file::AtomicFile, checksum::checksum_of, safetensors::DATA_START},
     format_mix::WantedFormats,
     manifest::TableFile,
     progress::Progress,
     resident::{PlannedTensor, choose_stored},
-    safetensors::DATA_START,
-    source::{Source, view_for},
-    tensor_slice::convert,
+    source::{Source, tensor_slice::convert, view_for},
 };
 
 /// A row table that is to be written.

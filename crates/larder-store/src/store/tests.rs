@@ -6,8 +6,8 @@ use larder_core::SEGMENTS;
 
 use super::*;
 use crate::{
+    files::safetensors::DATA_START,
     manifest::MANIFEST_FILE,
-    safetensors::DATA_START,
     shard::shard_path,
     source::SIDECARS,
     testing::{ExpertForm, LAYERS, Tiny, edit_manifest, small_store, store_of},

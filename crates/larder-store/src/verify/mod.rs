@@ -10,19 +10,16 @@ use std::{
 use larder_core::ExpertId;
 
 use crate::{
-    checksum::checksum_of,
+    drives::second_folder::{DRIVE_FILE, DRIVES_FILE, Division, SecondFolder},
     error::{Result, StoreError, StoreErrorKind},
-    file::read_small,
+    files::{checksum::checksum_of, read_at::read_small, safetensors::DATA_START},
     manifest::{ExpertChecksums, ExpertFiles, MANIFEST_FILE, Manifest, RESIDENT_FILE, TABLES, TableFile, seal_path},
     parallel::parallel,
     progress::Progress,
     resident::ResidentTensors,
     row_table::RowTable,
-    safetensors::DATA_START,
-    second_folder::{DRIVE_FILE, DRIVES_FILE, Division, SecondFolder},
-    shard::{EXPERTS, SMALL_EXPERTS, Shard, layer_folder, shard_path_in},
-    shard_set::ShardSet,
-    sidecars::{self, ADDED_SIDECARS},
+    shard::{EXPERTS, SMALL_EXPERTS, Shard, layer_folder, set::ShardSet, shard_path_in},
+    store::sidecars::{self, ADDED_SIDECARS},
 };
 
 /// Largest number of problems and of unknown files that are listed; further problems are only counted.

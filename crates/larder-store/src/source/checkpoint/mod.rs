@@ -12,10 +12,12 @@ use serde_json::Value;
 use twox_hash::XxHash3_64;
 
 use crate::{
-    checksum::checksum_of,
     error::{Result, StoreError, StoreErrorKind},
-    file::{ReadAt, read_small},
-    safetensors::{Dtype, SafetensorsHeader, TensorEntry, kind_of},
+    files::{
+        checksum::checksum_of,
+        read_at::{ReadAt, read_small},
+        safetensors::{Dtype, SafetensorsHeader, TensorEntry, kind_of},
+    },
     source::{
         IncomingFiles, MtpTensors, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, SourceOptions,
         config_json::{self, text_value},

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
-    file::ReadAt,
+    files::read_at::ReadAt,
 };
 
 mod architectures;

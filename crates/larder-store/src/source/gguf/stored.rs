@@ -4,7 +4,7 @@ use larder_core::TensorMeta;
 
 use crate::{
     error::Result,
-    file::ReadAt,
+    files::read_at::ReadAt,
     source::integers::{self, StoredInteger},
 };
 

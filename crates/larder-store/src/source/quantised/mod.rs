@@ -15,9 +15,9 @@ use serde_json::Value;
 
 use super::{Checkpoint, Source, SourceFile, config_json::text_value};
 use crate::{
-    checksum::checksum_of,
     error::{Result, StoreError, StoreErrorKind},
-    identity::sampled,
+    files::checksum::checksum_of,
+    source::identity::sampled,
 };
 
 mod awq;

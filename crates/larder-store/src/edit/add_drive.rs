@@ -11,17 +11,18 @@ use std::{
 use larder_os::{FileId, LOCK_FILE, open_regular_with};
 
 use crate::{
-    atomic_file::{AtomicFile, sync_folder, temp_path},
     convert::{check_space, lock},
-    direct::AlignedBuffer,
+    drives::second_folder::{DRIVE_FILE, Division, SecondFolder, are_on_one_drive, check_second_folder, is_of, mark},
     error::{Result, StoreError, StoreErrorKind},
+    files::{
+        atomic_file::{AtomicFile, sync_folder, temp_path},
+        direct::AlignedBuffer,
+        safetensors::DATA_START,
+    },
     manifest::{ExpertChecksums, Manifest},
     parallel::parallel,
     progress::Progress,
-    safetensors::DATA_START,
-    second_folder::{DRIVE_FILE, Division, SecondFolder, are_on_one_drive, check_second_folder, is_of, mark},
-    shard::{Shard, layer_folder, shard_path_in},
-    shard_set::ShardSet,
+    shard::{Shard, layer_folder, set::ShardSet, shard_path_in},
     verify::expert_files,
 };
 

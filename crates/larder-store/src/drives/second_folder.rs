@@ -13,10 +13,12 @@ use larder_os::FileId;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    atomic_file::{AtomicFile, sync_folder},
-    checksum::checksum_of,
     error::{Result, StoreError, StoreErrorKind},
-    file::read_small,
+    files::{
+        atomic_file::{AtomicFile, sync_folder},
+        checksum::checksum_of,
+        read_at::read_small,
+    },
     manifest::{ExpertChecksums, Manifest},
 };
 

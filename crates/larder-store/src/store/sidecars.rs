@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
-    file::read_small,
+    files::read_at::read_small,
     manifest::{MANIFEST_FILE, Manifest, Seal},
     source::Source,
     store::Store,

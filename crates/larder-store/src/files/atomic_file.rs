@@ -10,8 +10,8 @@ pub(crate) use larder_os::temp_path;
 use larder_os::{FileAt, create_new, replace_file};
 
 use crate::{
-    direct::set_direct,
     error::{Result, StoreError},
+    files::direct::set_direct,
 };
 
 /// A file that is written in pieces, at offsets, or with direct I/O, under a temporary name, which is removed on drop
@@ -84,7 +84,7 @@ pub(crate) fn sync_folder(path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::direct::AlignedBuffer;
+    use crate::files::direct::AlignedBuffer;
 
     #[test]
     fn a_file_appears_only_when_published() {

@@ -15,9 +15,8 @@ use crate::{
     check_reads::ReadChecks,
     error::{Result, StoreError},
     expert_source::ExpertSource,
-    file::ReadAt,
+    files::{read_at::ReadAt, safetensors::DATA_START},
     manifest::{ExpertChecksums, ExpertFiles},
-    safetensors::DATA_START,
     shard::{Shard, shard_path_in},
 };
 

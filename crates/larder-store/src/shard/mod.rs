@@ -3,17 +3,21 @@
 //!
 //! A header depends only on layout and checksum, so it is checked by generating it again.
 
+pub(crate) mod set;
+
 use std::path::{Path, PathBuf};
 
 use larder_core::{ExpertId, ExpertLayout, LayerIdx, SEGMENTS, SHARD_ALIGN, TensorMeta};
 
 use crate::{
-    checksum::checksum_of,
-    describe::{describe, stored_shape},
     error::{Result, StoreError, StoreErrorKind},
-    file::ReadAt,
+    files::{
+        checksum::checksum_of,
+        describe::{describe, stored_shape},
+        read_at::ReadAt,
+        safetensors::{DATA_START, HeaderWriter, SafetensorsHeader, dtype_of},
+    },
     manifest::ExpertChecksums,
-    safetensors::{DATA_START, HeaderWriter, SafetensorsHeader, dtype_of},
 };
 
 /// Folder of the experts that a model computes with.

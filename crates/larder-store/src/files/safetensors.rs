@@ -12,7 +12,7 @@ use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::{
     error::{Result, StoreError},
-    file::ReadAt,
+    files::read_at::ReadAt,
 };
 
 pub use safetensors::Dtype;

@@ -1,4 +1,9 @@
-//! The drives that hold a model's shards, and what has come of reading from them.
+//! The drives that hold a model's shards: which shards lie on which, whether they are there, and what has come of
+//! reading from them.
+
+pub(crate) mod presence;
+pub(crate) mod second_folder;
+pub(crate) mod watched_file;
 
 use std::{
     path::{Path, PathBuf},
@@ -93,7 +98,7 @@ impl DriveLog {
         self.bytes.each_ref().map(|bytes| bytes.load(Ordering::Relaxed))
     }
 
-    pub(super) fn count(&self, drive: usize, bytes: u64) {
+    pub(crate) fn count(&self, drive: usize, bytes: u64) {
         self.bytes[drive].fetch_add(bytes, Ordering::Relaxed);
     }
 

@@ -7,9 +7,8 @@ use twox_hash::XxHash3_128;
 
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
-    file::ReadAt,
+    files::{read_at::ReadAt, safetensors::SafetensorsHeader},
     parallel::parallel,
-    safetensors::SafetensorsHeader,
     source::{Source, expert_names, require_tensor},
 };
 
@@ -80,7 +79,7 @@ pub(crate) fn sampled(bytes: usize, read: impl Fn(usize, &mut [u8]) -> Result<()
 /// The digest of the samples of each tensor of a safetensors file, from which [`identity`] is made.
 pub fn samples_of_file(file: &ReadAt) -> Result<BTreeMap<String, String>> {
     let tensors = SafetensorsHeader::read(file)?.tensors;
-    let digest = |(name, entry): (String, crate::safetensors::TensorEntry)| {
+    let digest = |(name, entry): (String, crate::files::safetensors::TensorEntry)| {
         let digest = sampled(entry.bytes, |offset, into| file.read(entry.start + offset as u64, into))?;
         Ok((name, digest))
     };

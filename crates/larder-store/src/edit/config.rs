@@ -6,9 +6,9 @@ use larder_core::{Blueprint, Geometry};
 use serde_json::Value;
 
 use crate::{
-    atomic_file::{sync_folder, write_atomically},
     convert::lock,
     error::{Result, StoreError, StoreErrorKind},
+    files::atomic_file::{sync_folder, write_atomically},
     manifest::{MANIFEST_FILE, Manifest},
     source::Source,
     store::Store,

@@ -17,13 +17,17 @@ use larder_os::{FileAt, open_regular};
 
 use crate::{
     check_reads::{CheckReads, ReadChecks},
-    direct::{AlignedBuffer, is_refused, open_direct},
+    drives::{
+        DriveLog,
+        second_folder::{DRIVE_FILE, shards_of},
+    },
     error::{Result, StoreError, StoreErrorKind},
-    io_failure::is_own,
+    files::{
+        direct::{AlignedBuffer, is_refused, open_direct},
+        io_failure::is_own,
+        page_cache,
+    },
     manifest::{MANIFEST_FILE, Manifest},
-    page_cache,
-    reader::DriveLog,
-    second_folder::{DRIVE_FILE, shards_of},
 };
 
 /// The folders of a store: whether each can be read, and how often it has come back.
@@ -195,7 +199,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        io_failure::disk_error,
+        files::io_failure::disk_error,
         testing::{ExpertForm, small_store},
     };
 

@@ -10,9 +10,11 @@ use std::{
 use larder_os::{FileAt, open_regular};
 
 use crate::{
-    direct::{DirectFile, WORTHWHILE_BYTES},
     error::{Result, StoreError, StoreErrorKind},
-    page_cache,
+    files::{
+        direct::{DirectFile, WORTHWHILE_BYTES},
+        page_cache,
+    },
 };
 
 /// A read-only file that is read at offsets. Its length is taken when it is opened. Reads beyond the end are errors,
@@ -112,7 +114,7 @@ mod tests {
     use rustix::fs::{Advice, fadvise};
 
     use super::*;
-    use crate::page_cache::cached_pages;
+    use crate::files::page_cache::cached_pages;
 
     const BYTES: usize = 2 * WORTHWHILE_BYTES;
 

@@ -6,9 +6,9 @@ use std::{
 };
 
 use crate::{
+    drives::presence::StorePresence,
     error::{Result, StoreError},
-    file::ReadAt,
-    presence::StorePresence,
+    files::read_at::ReadAt,
 };
 
 /// A file that is read at scattered offsets while a model runs.
