@@ -1,0 +1,7 @@
+//! Number formats: how values are encoded as bytes, and in which order rows lie.
+
+pub mod code_books;
+pub(crate) mod integers;
+pub(crate) mod levels;
+pub(crate) mod number_format;
+pub(crate) mod row_order;
