@@ -55,13 +55,14 @@ pub use experts::layout::{
 };
 pub use experts::per_matrix::PerMatrix;
 pub use experts::residency::{CacheScope, Presence, Residency};
+pub use formats::block_parts::{BlockParts, ROW_GROUP};
 pub use formats::code_books;
 pub use formats::integers::{DIGITS, digits, from_digits};
 pub use formats::levels::{
     IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS, IQ4_NL_LEVELS, MXFP4_LEVELS, mxfp4_scale, nvfp4_scale,
 };
 pub use formats::number_format::{NumberFormat, UnknownNumberFormat};
-pub use formats::row_order::{BlockParts, ROW_GROUP, RowOrder, UnknownRowOrder, deinterleave, interleave};
+pub use formats::row_order::{RowOrder, UnknownRowOrder, deinterleave, interleave};
 pub use ids::{ExpertId, ExpertKey, LayerIdx, MoeRow, WantedExpert};
 pub use memory::sequence::{CheckpointPolicy, KV_PAGE_TOKENS, SequenceMemory};
 pub use memory::step::StepMemory;

@@ -1,5 +1,6 @@
 //! Number formats: how values are encoded as bytes, and in which order rows lie.
 
+pub(crate) mod block_parts;
 pub mod code_books;
 pub(crate) mod integers;
 pub(crate) mod levels;
