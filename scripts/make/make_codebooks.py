@@ -68,7 +68,7 @@ def book(name, what, form):
 
 def main():
     root = Path(__file__).parent.parent.parent
-    default = root / "crates" / "larder-core" / "src" / "code_books.rs"
+    default = root / "crates" / "larder-core" / "src" / "formats" / "code_books.rs"
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else default
     check_signs()
     version = gguf.__version__ if hasattr(gguf, "__version__") else "0.19"

@@ -32,52 +32,48 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod blueprint;
-pub mod code_books;
-mod exp;
-mod expert;
-mod expert_activations;
+mod checkpoint;
+mod experts;
 mod fieldwise;
-mod gate;
+mod formats;
 mod ids;
-mod integers;
-mod levels;
-mod number_format;
-mod per_matrix;
-mod printable;
-mod residency;
-mod rng;
-mod row_order;
-mod sequence_memory;
-mod step_memory;
+mod memory;
+mod numbers;
 mod task_threads;
-mod tensors;
-mod timestamp;
+mod text;
 mod trace;
-mod units;
-mod xoshiro;
 
-pub use blueprint::{Blueprint, ExpertNames, Geometry, IGNORED_KEY, MTP_KEY, RowPick, TensorSlice, TensorSpec};
-pub use exp::{exp, softplus};
-pub use expert::{ComputeStage, ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SEGMENTS, SHARD_ALIGN, STAGED_ROWS};
-pub use expert_activations::{Coactivation, ExpertActivations, ExpertActivationsError};
-pub use gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weighting};
+pub use checkpoint::blueprint::{
+    Blueprint, ExpertNames, Geometry, IGNORED_KEY, MTP_KEY, RowPick, TensorSlice, TensorSpec,
+};
+pub use checkpoint::tensors::{
+    MatrixScale, TensorMeta, TensorRows, Tensors, TensorsError, matrix_scale, matrix_scale_name,
+};
+pub use experts::gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weighting};
+pub use experts::layout::{
+    ComputeStage, ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SEGMENTS, SHARD_ALIGN, STAGED_ROWS,
+};
+pub use experts::per_matrix::PerMatrix;
+pub use experts::residency::{CacheScope, Presence, Residency};
+pub use formats::block_parts::{BlockParts, ROW_GROUP};
+pub use formats::code_books;
+pub use formats::integers::{DIGITS, digits, from_digits};
+pub use formats::levels::{
+    IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS, IQ4_NL_LEVELS, MXFP4_LEVELS, mxfp4_scale, nvfp4_scale,
+};
+pub use formats::number_format::{NumberFormat, UnknownNumberFormat};
+pub use formats::row_order::{RowOrder, UnknownRowOrder, deinterleave, interleave};
 pub use ids::{ExpertId, ExpertKey, LayerIdx, MoeRow, WantedExpert};
-pub use integers::{DIGITS, digits, from_digits};
-pub use levels::{IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS, IQ4_NL_LEVELS, MXFP4_LEVELS, mxfp4_scale, nvfp4_scale};
-pub use number_format::{NumberFormat, UnknownNumberFormat};
-pub use per_matrix::PerMatrix;
-pub use printable::{PRINTABLE_CHARS, printable};
-pub use residency::{CacheScope, Presence, Residency};
-pub use rng::Rng;
-pub use row_order::{BlockParts, ROW_GROUP, RowOrder, UnknownRowOrder, deinterleave, interleave};
-pub use sequence_memory::{CheckpointPolicy, KV_PAGE_TOKENS, SequenceMemory};
-pub use step_memory::StepMemory;
+pub use memory::sequence::{CheckpointPolicy, KV_PAGE_TOKENS, SequenceMemory};
+pub use memory::step::StepMemory;
+pub use numbers::exp::{exp, softplus};
+pub use numbers::rng::Rng;
+pub use numbers::xoshiro::Xoshiro256;
 pub use task_threads::{CallerThread, TaskThreads};
-pub use tensors::{MatrixScale, TensorMeta, TensorRows, Tensors, TensorsError, matrix_scale, matrix_scale_name};
-pub use timestamp::rfc3339;
+pub use text::printable::{PRINTABLE_CHARS, printable};
+pub use text::timestamp::rfc3339;
+pub use text::units::{format_bytes, format_count, parse_bytes, size_down, size_up};
+pub use trace::expert_activations::{Coactivation, ExpertActivations, ExpertActivationsError};
 pub use trace::{
     CapacityAt, EXPERTS_MAX, GATES_KEY, Steps, Trace, TraceError, TracePass, TraceStep, TraceToken, UNUSED,
 };
-pub use units::{format_bytes, format_count, parse_bytes, size_down, size_up};
-pub use xoshiro::Xoshiro256;

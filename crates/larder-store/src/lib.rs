@@ -32,71 +32,60 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod add_drive;
 mod assemble;
-mod atomic_file;
 mod check_reads;
 mod convert;
-mod describe;
-mod direct;
+mod drives;
 mod edit;
 mod error;
 mod expert_source;
-mod file;
+mod files;
 mod format_mix;
-mod identity;
 mod importance;
-mod io_failure;
 mod manifest;
-mod matrix_scale;
-mod page_cache;
 mod parallel;
-mod presence;
+mod progress;
 mod quantize;
 pub mod reader;
 mod resident;
 mod row_table;
-mod safetensors;
-mod second_folder;
 mod shard;
-mod shard_set;
-mod sidecars;
 mod source;
 mod store;
-mod tensor_slice;
 #[cfg(test)]
 mod testing;
 mod verify;
-mod watched_file;
 
-pub use add_drive::{AddedDrive, add_drive};
 pub use assemble::Assembler;
 pub use check_reads::CheckReads;
-pub use convert::{CONVERSION_STATE, ConvertOptions, ConvertReport, Progress, convert};
-pub use edit::set_config;
+pub use convert::{ConvertOptions, ConvertReport, convert};
+pub use drives::presence::StorePresence;
+pub use drives::second_folder::{DRIVE_FILE, DRIVES_FILE, Division, SecondFolder, check_second_folder};
+pub use edit::add_drive::{AddedDrive, add_drive};
+pub use edit::config::set_config;
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use expert_source::ExpertSource;
-pub use file::{ReadAt, read_small};
+pub use files::checksum::checksum_of;
+pub use files::read_at::{ReadAt, read_small};
+pub use files::safetensors::{DATA_START, Dtype, SafetensorsHeader, TensorEntry};
 pub use format_mix::{FormatMix, WantedFormats};
-pub use identity::{identity, samples_of_file};
 pub use importance::{Importance, ImportanceRecord};
 pub use manifest::{
-    ExpertChecksums, ExpertClass, ExpertFiles, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE,
-    ResidentFile, SidecarFile,
+    CONVERSION_STATE, ExpertChecksums, ExpertClass, ExpertFiles, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance,
+    RECORD_ALIGN, RESIDENT_FILE, ResidentFile, SidecarFile, TableFile,
 };
-pub use presence::StorePresence;
+pub use progress::Progress;
 pub use quantize::{ValueOutOfRange, decode_floats, encode, encode_weighted};
 pub use resident::{ConvertedTensors, check_resident};
-pub use row_table::{RowTable, TableFile};
-pub use safetensors::{Dtype, SafetensorsHeader, TensorEntry};
-pub use second_folder::{DRIVE_FILE, DRIVES_FILE, Division, SecondFolder, check_second_folder};
-pub use shard::{DATA_START, RECORD_ALIGN, checksum_of, shard_path};
-pub use shard_set::ShardSet;
-pub use sidecars::{ADDED_SIDECARS, seal_if_in_store, seal_sidecars};
+pub use row_table::RowTable;
+pub use shard::set::ShardSet;
+pub use shard::shard_path;
+pub use source::identity::{identity, samples_of_file};
+pub use source::tensor_slice::AssemblyBuffers;
 pub use source::{
     Checkpoint, Gguf, IncomingFiles, MtpTensors, QUANTISATION, SIDECARS, Source, SourceFile, SourceOptions,
     is_bare_file_name, open_source, open_source_with, plain, require_tensor,
 };
 pub use store::Store;
-pub use tensor_slice::AssemblyBuffers;
+pub use store::sidecars::{ADDED_SIDECARS, seal_if_in_store, seal_sidecars};
 pub use verify::{HOT_EXPERTS, VerifiedFolder, VerifyReport, WELCOME, verify};

@@ -12,9 +12,11 @@ use larder_core::{
 
 use crate::{
     convert::ConvertOptions,
-    describe::stored_shape,
+    files::{
+        describe::stored_shape,
+        safetensors::{HeaderWriter, dtype_of},
+    },
     quantize::encode,
-    safetensors::{HeaderWriter, dtype_of},
 };
 use larder_core::TensorMeta;
 

@@ -1,6 +1,7 @@
 //! Routing traces: the experts that each token chose, recorded, synthesised or imported, and replayed in the lab.
 
 mod error;
+pub(crate) mod expert_activations;
 mod file;
 mod steps;
 #[cfg(test)]

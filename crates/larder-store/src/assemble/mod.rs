@@ -12,9 +12,11 @@ use crate::{
     expert_source::ExpertSource,
     format_mix::WantedFormats,
     importance::{Importance, WeighedMatrices},
-    matrix_scale::{find_scale, read_scale},
-    source::{Source, expert_names},
-    tensor_slice::{AssemblyBuffers, ExpertRef, LocatedSlice, PartShape, choose_format},
+    source::{
+        Source, expert_names,
+        matrix_scale::{find_scale, read_scale},
+        tensor_slice::{AssemblyBuffers, ExpertRef, LocatedSlice, PartShape, choose_format},
+    },
 };
 
 /// Largest number of experts per layer, limited by [`ExpertId`].

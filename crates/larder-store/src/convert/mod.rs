@@ -3,37 +3,44 @@
 //! The order of writing makes it resumable. `convert.json` is written first and identifies source and options; every
 //! other file is written atomically; `larder.json` is written last and makes the folder a store.
 
+mod options;
 mod shards;
 mod target;
 
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use larder_core::{Blueprint, ExpertId, ExpertLayout, LayerIdx, NumberFormat};
 
 use crate::{
-    atomic_file::{sync_folder, write_atomically},
-    direct::AlignedBuffer,
+    drives::second_folder::{self, Division, SecondFolder, are_on_one_drive, check_second_folder},
     error::Result,
-    format_mix::{FormatMix, WantedFormats, expert_matrix},
-    identity::{check_unchanged, identity},
+    files::{
+        atomic_file::{sync_folder, write_atomically},
+        checksum::checksum_of,
+        direct::AlignedBuffer,
+    },
+    format_mix::{WantedFormats, expert_matrix},
     importance::{Importance, WeighedMatrices},
     manifest::{
-        ExpertChecksums, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE, ResidentFile, SidecarFile,
+        CONVERSION_STATE, ExpertChecksums, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE,
+        ResidentFile, SidecarFile, TABLES, TableFile,
     },
     parallel::parallel,
+    progress::Progress,
     resident,
-    row_table::{self, TABLES, TableFile, TablePlan},
-    second_folder::{self, Division, SecondFolder, are_on_one_drive, check_second_folder},
-    shard::{EXPERTS, SMALL_EXPERTS, checksum_of, layer_folder},
-    source::{SIDECARS, Source},
-    tensor_slice::AssemblyBuffers,
+    row_table::{self, TablePlan},
+    shard::{EXPERTS, SMALL_EXPERTS, layer_folder},
+    source::{
+        SIDECARS, Source,
+        identity::{check_unchanged, identity},
+        tensor_slice::AssemblyBuffers,
+    },
 };
+pub use options::ConvertOptions;
 use shards::ShardWriter;
-pub use target::CONVERSION_STATE;
 use target::{ConversionState, Target, Targets, remove_state};
 pub(crate) use target::{check_space, lock};
 
@@ -42,39 +49,6 @@ pub(crate) use target::{check_space, lock};
 const THREADS: usize = 3;
 /// Limit of the bytes of all experts in flight, unless a single expert is larger.
 const IN_FLIGHT_BYTES: usize = 768 << 20;
-
-/// Number formats of a conversion, and where it writes to beside its target.
-#[derive(Clone, Default, Debug)]
-pub struct ConvertOptions {
-    /// Number format of the experts; `None` keeps the source's.
-    pub experts: Option<NumberFormat>,
-    /// Number format of the resident weights of products; `None` keeps the source's.
-    pub resident: Option<NumberFormat>,
-    /// Number formats of single matrices, before the two above.
-    pub mix: FormatMix,
-    /// What the columns of the matrices matter, for those that are rounded.
-    pub importance: Option<Arc<Importance>>,
-    /// Number format of a second, smaller copy of every expert; `None` makes none.
-    pub small_experts: Option<NumberFormat>,
-    /// Folder on another drive that gets every other expert of each layer; `None` leaves all in the store.
-    pub stripe: Option<PathBuf>,
-}
-
-/// Receives the progress of long work.
-pub trait Progress: Sync {
-    /// Work on a total of `bytes` bytes begins.
-    fn begin(&self, bytes: u64);
-
-    /// `bytes` more bytes are done.
-    fn advance(&self, bytes: u64);
-}
-
-/// Ignores progress.
-impl Progress for () {
-    fn begin(&self, _: u64) {}
-
-    fn advance(&self, _: u64) {}
-}
 
 /// Result of a conversion.
 #[derive(Clone, Debug)]

@@ -7,14 +7,16 @@ use larder_core::{Blueprint, ExpertId, ExpertLayout, LayerIdx, RowOrder};
 use super::target::{Target, Targets};
 use crate::{
     assemble::Assembler,
-    atomic_file::{AtomicFile, sync_folder},
     error::{Result, StoreError, StoreErrorKind},
+    files::{
+        atomic_file::{AtomicFile, sync_folder},
+        safetensors::DATA_START,
+    },
     format_mix::WantedFormats,
     importance::WeighedMatrices,
     manifest::{ExpertChecksums, ExpertClass, ExpertFiles},
-    shard::{DATA_START, Shard, layer_folder, shard_path_in},
-    source::Source,
-    tensor_slice::AssemblyBuffers,
+    shard::{Shard, layer_folder, shard_path_in},
+    source::{Source, tensor_slice::AssemblyBuffers},
 };
 
 /// Writes the shards of one set.

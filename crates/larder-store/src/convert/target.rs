@@ -9,18 +9,17 @@ use larder_core::{ExpertId, NumberFormat};
 use larder_os::{FileId, FolderLock, LOCK_FILE, free_bytes};
 use serde::{Deserialize, Serialize};
 
-use super::ConvertOptions;
+use super::options::ConvertOptions;
 use crate::{
-    atomic_file::{sync_folder, temp_path, write_atomically},
+    drives::second_folder::Division,
     error::{Result, StoreError, StoreErrorKind},
-    file::read_small,
+    files::{
+        atomic_file::{sync_folder, temp_path, write_atomically},
+        read_at::read_small,
+    },
     format_mix::FormatMix,
-    manifest::MANIFEST_FILE,
-    second_folder::Division,
+    manifest::{CONVERSION_STATE, MANIFEST_FILE},
 };
-
-/// Name of the file that marks an unfinished conversion.
-pub const CONVERSION_STATE: &str = "convert.json";
 
 const STATE_LIMIT: u64 = 1 << 20;
 

@@ -7,7 +7,7 @@ use larder_core::NumberFormat;
 use super::{Importance, SquareSums, gguf_file::GgufFile};
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
-    file::ReadAt,
+    files::read_at::ReadAt,
     source::{GgufHeader, GgufTensor, MAGIC},
 };
 

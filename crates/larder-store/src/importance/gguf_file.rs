@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::{
-    atomic_file::AtomicFile,
     error::Result,
+    files::atomic_file::AtomicFile,
     source::{DEFAULT_ALIGNMENT, MAGIC, tag},
 };
 

@@ -5,7 +5,13 @@ use std::collections::BTreeMap;
 use larder_core::{ExpertLayout, Geometry, LayerIdx, NumberFormat, PerMatrix, RowOrder, SEGMENTS};
 use serde::{Deserialize, Serialize};
 
-use crate::shard::{DATA_START, RECORD_ALIGN, checksum_of, is_checksum, is_checksum_of};
+use crate::files::{
+    checksum::{checksum_of, is_checksum, is_checksum_of},
+    safetensors::DATA_START,
+};
+
+/// In the file, the data of an expert are padded with zeros to a multiple of this many bytes.
+pub const RECORD_ALIGN: usize = 64 << 10;
 
 /// A set of shards: one for each expert of each MoE layer.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

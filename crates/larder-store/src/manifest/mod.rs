@@ -7,26 +7,33 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    convert::CONVERSION_STATE,
     error::{Result, StoreError, StoreErrorKind},
-    file::read_small,
+    files::{
+        checksum::{checksum_of, is_checksum},
+        read_at::read_small,
+    },
     format_mix::FormatMix,
     importance::ImportanceRecord,
-    row_table::TableFile,
-    shard::{checksum_of, is_checksum},
     source::{MtpTensors, SIDECARS, SourceFile, SourceOptions, ignored_keys, uses_mtp},
 };
 
 mod experts;
 mod seal;
 mod seal_file;
+mod table;
 
-pub use experts::{ExpertChecksums, ExpertClass, ExpertFiles};
+pub use experts::{ExpertChecksums, ExpertClass, ExpertFiles, RECORD_ALIGN};
 pub(crate) use seal::{seal, unseal};
 pub(crate) use seal_file::{Seal, seal_path};
+#[cfg(test)]
+pub(crate) use table::BLOCK_BYTES;
+pub use table::TableFile;
+pub(crate) use table::{CHECKSUM_BYTES, TABLES};
 
 /// File name of the manifest.
 pub const MANIFEST_FILE: &str = "larder.json";
+/// Name of the file that marks an unfinished conversion.
+pub const CONVERSION_STATE: &str = "convert.json";
 /// File name of the resident weights.
 pub const RESIDENT_FILE: &str = "resident.safetensors";
 /// The store format that this version writes, and the only one that it reads.
@@ -122,7 +129,7 @@ impl Manifest {
         SourceOptions { mtp: self.mtp(), ignored_keys: ignored_keys(&self.config) }
     }
 
-    /// Reads and checks the manifest of the store at `store`; also returns its hash, see [`Store::hash`](crate::Store).
+    /// Reads and checks the manifest of the store at `store`; also returns its hash, the checksum over itself.
     pub fn read(store: &Path) -> Result<(Self, String)> {
         #[derive(Deserialize)]
         struct Version {

@@ -3,7 +3,7 @@
 //! The file ends in `,\n  "checksum": "` + 32 hex digits + `"\n}\n`; the digits are the checksum of all bytes before
 //! that.
 
-use crate::shard::checksum_of;
+use crate::files::checksum::checksum_of;
 
 const KEY: &str = ",\n  \"checksum\": \"";
 const END: &str = "\"\n}\n";

@@ -6,10 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{seal, unseal};
 use crate::{
-    atomic_file::write_atomically,
     error::{Result, StoreError},
-    file::read_small,
-    shard::checksum_of,
+    files::{atomic_file::write_atomically, checksum::checksum_of, read_at::read_small},
 };
 
 /// Largest seal in bytes.

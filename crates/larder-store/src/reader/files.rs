@@ -9,14 +9,15 @@ use std::{
 
 use larder_os::{FileAt, open_regular};
 
-use super::Drives;
 #[cfg(windows)]
 use super::overlapped::HandlePool;
 use crate::{
-    direct::{AlignedBuffer, open_direct},
+    drives::{Drives, presence::StorePresence},
     error::{Result, StoreError, StoreErrorKind},
-    io_failure::is_out_of_descriptors,
-    presence::StorePresence,
+    files::{
+        direct::{AlignedBuffer, open_direct},
+        io_failure::is_out_of_descriptors,
+    },
 };
 
 /// Descriptors that are left to the rest of the process, if the limit allows.
@@ -333,7 +334,7 @@ fn raise_limit(wanted: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io_failure;
+    use crate::files::io_failure;
 
     fn files(count: usize, open_max: usize) -> (tempfile::TempDir, ShardFiles) {
         let dir = tempfile::tempdir().unwrap();

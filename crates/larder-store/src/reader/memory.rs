@@ -16,7 +16,7 @@ use super::retry::Failures;
 use super::{ReadCompletion, ReadRequest, Reader, Slot};
 use crate::{
     error::{Result, StoreError},
-    io_failure::{disk_error, interruption},
+    files::io_failure::{disk_error, interruption},
 };
 
 /// The error code of a missing file, on every system.

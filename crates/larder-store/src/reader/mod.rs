@@ -8,7 +8,6 @@ use std::{collections::VecDeque, fmt, path::Path, str::FromStr, sync::Arc};
 use crate::error::{Result, StoreError, StoreErrorKind};
 
 mod arena;
-mod drives;
 mod files;
 mod memory;
 #[cfg(windows)]
@@ -25,8 +24,8 @@ mod touch;
 mod uring;
 mod window;
 
+pub use crate::drives::{DRIVES_MAX, DriveLog, Drives};
 pub use arena::{Arena, KeptMapping, Slot};
-pub use drives::{DRIVES_MAX, DriveLog, Drives};
 pub use files::{ShardFiles, open_files_limit};
 pub use memory::{FaultPlan, FaultTarget, MemoryReader, ReadFault};
 pub use paced::PacedReader;
@@ -251,7 +250,7 @@ fn open_overlapped(files: &Arc<ShardFiles>, _: &Arena) -> Result<Opened> {
         let what = format!("overlapped reads are for unbuffered files: {}", files.read_mode());
         return Err(StoreError { kind: StoreErrorKind::Unsupported, path: Default::default(), message: what });
     }
-    let reader = overlapped::open(files)?;
+    let reader = pread::Pread::open_overlapped(files)?;
     let how = format!("overlapped: {} threads, a handle for each read, {}", reader.threads(), files.read_mode());
     Ok((Box::new(reader), how))
 }

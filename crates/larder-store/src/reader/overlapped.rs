@@ -1,4 +1,4 @@
-//! The reader `overlapped`: unbuffered overlapped reads on Windows, by the threads of `pread`.
+//! Unbuffered overlapped reads on Windows.
 //!
 //! Windows performs the reads of one handle one after the other, so each read has a handle of its own. Unbuffered reads
 //! whose length is no multiple of 64 KiB are several times slower than others; the rest of such a length is read by a
@@ -11,7 +11,7 @@ use std::{
     os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle},
     path::{Path, PathBuf},
     ptr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
 };
 
 use windows_sys::Win32::{
@@ -23,18 +23,12 @@ use windows_sys::Win32::{
     },
 };
 
-use super::{ShardFiles, pread::Pread};
-use crate::{direct::open_direct_with_flags, error::Result};
+use crate::files::direct::open_direct_with_flags;
 
 /// Lengths of unbuffered reads that are fast are multiples of this.
 const READ_UNIT_BYTES: usize = 64 << 10;
 /// Handles of a shard that are kept open between reads.
 const IDLE_HANDLES_MAX: usize = 4;
-
-/// Starts the threads.
-pub(super) fn open(files: &Arc<ShardFiles>) -> Result<Pread> {
-    Pread::with(files, "overlapped", |file, into, offset| file.handles.read(into, offset))
-}
 
 /// The handles of one shard, each used by one read at a time.
 pub(super) struct HandlePool {
@@ -49,7 +43,7 @@ impl HandlePool {
     }
 
     /// Reads with a handle that no other read uses meanwhile.
-    fn read(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+    pub fn read(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = idle().pop();
         let file = kept.map_or_else(|| open_direct_with_flags(FILE_FLAG_OVERLAPPED, &self.path), Ok)?;
@@ -155,7 +149,7 @@ fn code(error: &io::Error) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::direct::AlignedBuffer;
+    use crate::files::direct::AlignedBuffer;
 
     #[test]
     fn reads_of_any_number_of_pages_give_the_bytes_of_the_file() {

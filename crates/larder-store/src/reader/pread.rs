@@ -24,7 +24,7 @@ const THREADS: usize = 8;
 const CAPACITY: usize = 4 * THREADS;
 
 /// One attempt to fill a buffer from a file at an offset; returns the bytes that it got.
-pub(super) type ReadOnce = fn(&OpenFile, &mut [u8], u64) -> io::Result<usize>;
+type ReadOnce = fn(&OpenFile, &mut [u8], u64) -> io::Result<usize>;
 
 /// A bounded queue of reads for each drive, and the threads that perform them: those of a drive that is slow or hangs
 /// keep none of the others waiting.
@@ -44,8 +44,14 @@ impl Pread {
         Self::with(files, "pread", |file, into, offset| file.file.read_at(into, offset))
     }
 
+    /// Starts the threads of `overlapped`.
+    #[cfg(windows)]
+    pub fn open_overlapped(files: &Arc<ShardFiles>) -> Result<Self> {
+        Self::with(files, "overlapped", |file, into, offset| file.handles.read(into, offset))
+    }
+
     /// Starts threads that read as `read_once` does.
-    pub fn with(files: &Arc<ShardFiles>, name: &'static str, read_once: ReadOnce) -> Result<Self> {
+    fn with(files: &Arc<ShardFiles>, name: &'static str, read_once: ReadOnce) -> Result<Self> {
         let queues: Vec<Arc<Queue>> = (0..files.drives().count()).map(|_| Arc::default()).collect();
         let (finished, done) = channel();
         let mut reader = Pread { name, read_once, files: files.clone(), queues, done, in_flight: 0, workers: vec![] };

@@ -7,7 +7,7 @@ use larder_core::SHARD_ALIGN;
 use super::{ReadRequest, ShardFiles, files::OpenFile};
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
-    io_failure::IoFailure,
+    files::io_failure::IoFailure,
 };
 
 /// Retries of failures that are not of the disk: an interruption, or a shortage in the kernel.
@@ -104,7 +104,7 @@ fn may_repeat(count: &mut u32, limit: u32) -> bool {
 mod tests {
     use super::*;
     use crate::{
-        io_failure::{disk_error, interruption},
+        files::io_failure::{disk_error, interruption},
         reader::Arena,
     };
 

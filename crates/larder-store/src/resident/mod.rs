@@ -16,7 +16,7 @@ pub(crate) use write::{TensorEncoder, check_written, write};
 
 use larder_core::TensorMeta;
 
-use crate::describe;
+use crate::files::describe;
 
 /// Alignment of each tensor in bytes.
 const ALIGN: usize = 64;

@@ -6,15 +6,21 @@ use larder_core::{Blueprint, NumberFormat, RowOrder, TensorMeta, TensorSpec};
 
 use super::{ALIGN, DATA_ALIGN, line};
 use crate::{
-    describe::stored_shape,
     error::{Result, StoreError, StoreErrorKind},
+    files::{
+        describe::stored_shape,
+        safetensors::{HeaderWriter, dtype_of},
+    },
     format_mix::WantedFormats,
     importance::WeighedMatrices,
-    matrix_scale::{find_scale, read_scale},
     row_table,
-    safetensors::{HeaderWriter, dtype_of},
-    source::{Source, require_tensor, view_for},
-    tensor_slice::{check_shape, choose_format},
+    source::{
+        Source,
+        matrix_scale::{find_scale, read_scale},
+        require_tensor,
+        tensor_slice::{check_shape, choose_format},
+        view_for,
+    },
 };
 
 /// A tensor of the resident file, and where it lies.

@@ -7,13 +7,15 @@ use twox_hash::XxHash3_128;
 
 use super::{ALIGN, CHUNK_BYTES, parse_line};
 use crate::{
-    convert::Progress,
-    describe::stored_shape,
     error::{Result, StoreError, StoreErrorKind},
-    file::ReadAt,
+    files::{
+        checksum::checksum_of,
+        describe::stored_shape,
+        read_at::ReadAt,
+        safetensors::{PAD, SafetensorsHeader, TensorEntry, dtype_of},
+    },
     manifest::ResidentFile,
-    safetensors::{PAD, SafetensorsHeader, TensorEntry, dtype_of},
-    shard::checksum_of,
+    progress::Progress,
 };
 
 /// An open resident file.

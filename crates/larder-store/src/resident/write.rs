@@ -7,13 +7,11 @@ use twox_hash::XxHash3_128;
 
 use super::{CHUNK_BYTES, PlannedTensor, ResidentPlan, ResidentTensors};
 use crate::{
-    atomic_file::AtomicFile,
-    convert::Progress,
     error::{Result, StoreError, StoreErrorKind},
+    files::{atomic_file::AtomicFile, checksum::checksum_of},
     manifest::ResidentFile,
-    shard::checksum_of,
-    source::{Source, view_for},
-    tensor_slice::convert,
+    progress::Progress,
+    source::{Source, tensor_slice::convert, view_for},
 };
 
 /// Writes the file at `path` atomically, a few megabytes at a time.

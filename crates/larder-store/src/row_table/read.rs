@@ -11,15 +11,13 @@ use std::{
 use larder_core::TensorMeta;
 use twox_hash::XxHash3_128;
 
-use super::{CHECKSUM_BYTES, TableFile};
 use crate::{
     check_reads::ReadChecks,
-    convert::Progress,
+    drives::{presence::StorePresence, watched_file::WatchedFile},
     error::{Result, StoreError, StoreErrorKind},
-    file::ReadAt,
-    presence::StorePresence,
-    shard::{DATA_START, checksum_of},
-    watched_file::WatchedFile,
+    files::{checksum::checksum_of, read_at::ReadAt, safetensors::DATA_START},
+    manifest::{CHECKSUM_BYTES, TableFile},
+    progress::Progress,
 };
 
 /// An open row table.

@@ -8,8 +8,9 @@ use super::*;
 use crate::{
     check_reads::CheckReads,
     error::{Result, StoreErrorKind},
+    files::{checksum::checksum_of, safetensors::DATA_START},
+    manifest::{BLOCK_BYTES, TABLES, TableFile},
     quantize::encode,
-    shard::{DATA_START, checksum_of},
     source::Checkpoint,
     testing::{ExpertForm, Tiny, write_checkpoint},
 };

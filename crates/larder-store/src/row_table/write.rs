@@ -5,16 +5,15 @@ use std::path::Path;
 use larder_core::{Blueprint, NumberFormat, RowOrder, TensorMeta};
 use twox_hash::XxHash3_128;
 
-use super::{RowTable, TableFile};
+use super::RowTable;
 use crate::{
-    atomic_file::AtomicFile,
-    convert::Progress,
     error::{Result, StoreError, StoreErrorKind},
+    files::{atomic_file::AtomicFile, checksum::checksum_of, safetensors::DATA_START},
     format_mix::WantedFormats,
+    manifest::TableFile,
+    progress::Progress,
     resident::{PlannedTensor, choose_stored},
-    shard::{DATA_START, checksum_of},
-    source::{Source, view_for},
-    tensor_slice::convert,
+    source::{Source, tensor_slice::convert, view_for},
 };
 
 /// A row table that is to be written.

@@ -36,6 +36,12 @@ fn without_named_numbers(bytes: &[u8]) -> Vec<u8> {
     replaced
 }
 
+/// The value of a key in the part of a config that describes the text decoder, which may be the whole.
+pub(super) fn text_value<'a>(config: &'a Value, key: &str) -> &'a Value {
+    let nests = [&config["thinker_config"]["text_config"], &config["text_config"], config];
+    nests.into_iter().map(|nest| &nest[key]).find(|value| !value.is_null()).unwrap_or(&Value::Null)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;

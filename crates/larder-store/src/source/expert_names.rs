@@ -3,7 +3,7 @@
 use larder_core::{Blueprint, ExpertId, ExpertNames, PerMatrix, RowPick, TensorSlice};
 
 use super::Source;
-use crate::tensor_slice::{ExpertRef, LocatedSlice, PartShape};
+use crate::source::tensor_slice::{ExpertRef, LocatedSlice, PartShape};
 
 /// Endings of the names of tensors that hold all experts of a layer.
 const ENDINGS: [&str; 2] = ["", ".weight"];

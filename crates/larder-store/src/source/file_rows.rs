@@ -6,7 +6,7 @@ use larder_core::{TensorMeta, TensorRows, TensorsError};
 
 use crate::{
     error::{StoreError, StoreErrorKind},
-    file::ReadAt,
+    files::read_at::ReadAt,
 };
 
 /// A matrix in a file.

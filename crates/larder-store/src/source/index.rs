@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
-    file::read_small,
+    files::read_at::read_small,
 };
 
 const INDEX_LIMIT: u64 = 100 << 20;

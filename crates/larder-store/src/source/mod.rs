@@ -6,7 +6,7 @@ use larder_core::{ExpertNames, NumberFormat, TensorMeta, Tensors};
 
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
-    file::ReadAt,
+    files::read_at::ReadAt,
 };
 
 mod checkpoint;
@@ -14,12 +14,15 @@ mod config_json;
 mod expert_names;
 mod file_rows;
 mod gguf;
+pub(crate) mod identity;
 mod index;
 mod integers;
+pub(crate) mod matrix_scale;
 mod minimax_m3;
 mod mtp;
 mod options;
 mod quantised;
+pub(crate) mod tensor_slice;
 mod text_names;
 
 pub use checkpoint::Checkpoint;

@@ -6,7 +6,7 @@
 use larder_core::MTP_KEY;
 use serde_json::Value;
 
-use super::checkpoint::text_value;
+use super::config_json::text_value;
 
 /// Names that other checkpoints have for tensors of the layer, and those of DeepSeek-V3 below the layer's prefix.
 const NAMES: [(&str, &str); 5] = [

@@ -1,5 +1,7 @@
 //! Opens a finished store.
 
+pub(crate) mod sidecars;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -11,17 +13,19 @@ use serde_json::Value;
 
 use crate::{
     check_reads::{CheckReads, ReadChecks},
+    drives::{
+        DriveLog, Drives,
+        presence::StorePresence,
+        second_folder::{Division, SecondFolder, shards_digest},
+    },
     error::{Result, StoreError, StoreErrorKind},
     expert_source::ExpertSource,
-    file::read_small,
+    files::{checksum::checksum_of, read_at::read_small},
     manifest::{Manifest, RESIDENT_FILE},
-    presence::StorePresence,
-    reader::{DriveLog, Drives, ShardFiles},
+    reader::ShardFiles,
     resident::{ResidentTensors, check_resident},
     row_table::RowTable,
-    second_folder::{Division, SecondFolder, shards_digest},
-    shard::{EXPERTS, SMALL_EXPERTS, Shard, checksum_of},
-    shard_set::ShardSet,
+    shard::{EXPERTS, SMALL_EXPERTS, Shard, set::ShardSet},
     source::{MtpTensors, SIDECAR_LIMIT, Source, SourceFile, ignored_keys, ignored_note, set_ignored, set_mtp},
 };
 

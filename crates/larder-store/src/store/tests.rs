@@ -6,8 +6,9 @@ use larder_core::SEGMENTS;
 
 use super::*;
 use crate::{
+    files::safetensors::DATA_START,
     manifest::MANIFEST_FILE,
-    shard::{DATA_START, shard_path},
+    shard::shard_path,
     source::SIDECARS,
     testing::{ExpertForm, LAYERS, Tiny, edit_manifest, small_store, store_of},
 };
@@ -143,7 +144,7 @@ fn an_incomplete_store_is_refused() {
     assert_eq!(refusal(&path).kind, StoreErrorKind::Io);
     fs::remove_file(path.join(MANIFEST_FILE)).unwrap();
     assert_eq!(refusal(&path).message, "is not a store: it has no larder.json");
-    fs::write(path.join(crate::convert::CONVERSION_STATE), "{}").unwrap();
+    fs::write(path.join(crate::manifest::CONVERSION_STATE), "{}").unwrap();
     assert!(refusal(&path).message.contains("was not finished"));
 }
 

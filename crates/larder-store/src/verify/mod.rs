@@ -10,17 +10,16 @@ use std::{
 use larder_core::ExpertId;
 
 use crate::{
-    convert::Progress,
+    drives::second_folder::{DRIVE_FILE, DRIVES_FILE, Division, SecondFolder},
     error::{Result, StoreError, StoreErrorKind},
-    file::read_small,
-    manifest::{ExpertChecksums, ExpertFiles, MANIFEST_FILE, Manifest, RESIDENT_FILE, seal_path},
+    files::{checksum::checksum_of, read_at::read_small, safetensors::DATA_START},
+    manifest::{ExpertChecksums, ExpertFiles, MANIFEST_FILE, Manifest, RESIDENT_FILE, TABLES, TableFile, seal_path},
     parallel::parallel,
+    progress::Progress,
     resident::ResidentTensors,
-    row_table::{RowTable, TABLES, TableFile},
-    second_folder::{DRIVE_FILE, DRIVES_FILE, Division, SecondFolder},
-    shard::{DATA_START, EXPERTS, SMALL_EXPERTS, Shard, checksum_of, layer_folder, shard_path_in},
-    shard_set::ShardSet,
-    sidecars::{self, ADDED_SIDECARS},
+    row_table::RowTable,
+    shard::{EXPERTS, SMALL_EXPERTS, Shard, layer_folder, set::ShardSet, shard_path_in},
+    store::sidecars::{self, ADDED_SIDECARS},
 };
 
 /// Largest number of problems and of unknown files that are listed; further problems are only counted.

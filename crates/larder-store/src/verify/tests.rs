@@ -50,7 +50,7 @@ fn all_problems_are_found_and_unknown_files_are_named() {
     fs::write(path.join("experts/L001/E007.safetensors"), "x").unwrap();
     fs::write(path.join(SETTINGS), "x").unwrap();
     ADDED_SIDECARS.iter().for_each(|name| fs::write(path.join(name), "x").unwrap());
-    crate::sidecars::seal_sidecars(&path).unwrap();
+    crate::store::sidecars::seal_sidecars(&path).unwrap();
     let report = verify(&path, &()).unwrap();
     assert_eq!((report.problem_count, report.problems.len()), (4, 4), "{report:?}");
     assert_eq!(report.unknown, [PathBuf::from("experts/L001/E007.safetensors"), PathBuf::from("notes.txt")]);
@@ -63,7 +63,7 @@ fn a_sidecar_of_another_store_is_a_problem() {
     fs::write(&sidecar, "x").unwrap();
     let report = verify(&path, &()).unwrap();
     assert!(report.problem_count == 1 && report.problems[0].path == sidecar, "{report:?}");
-    crate::sidecars::seal_sidecars(&path).unwrap();
+    crate::store::sidecars::seal_sidecars(&path).unwrap();
     assert!(verify(&path, &()).unwrap().is_good());
     crate::testing::edit_manifest(&path, "\"b\": 1", "\"b\": 2");
     let report = verify(&path, &()).unwrap();

@@ -1,5 +1,7 @@
 //! Conversion with an importance matrix.
 
+use std::sync::Arc;
+
 use super::*;
 use crate::quantize::{encode, encode_weighted};
 

@@ -1,6 +1,7 @@
 //! A number format for each matrix.
 
 use super::*;
+use crate::format_mix::FormatMix;
 
 #[test]
 fn a_mix_gives_each_matrix_the_format_of_its_rule() {

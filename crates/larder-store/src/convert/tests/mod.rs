@@ -158,7 +158,7 @@ fn a_resumed_conversion_gives_the_same_store() {
         // The next file is partly written, under its temporary name.
         if let Some(next) = names.get(done).filter(|_| cut > 0) {
             let bytes = &with_state[next];
-            write(&root, &crate::atomic_file::temp_path(next), &bytes[..cut.min(bytes.len())]);
+            write(&root, &crate::files::atomic_file::temp_path(next), &bytes[..cut.min(bytes.len())]);
         }
         let report = fixture.convert(&name, Some(NumberFormat::Q8_0), Some(NumberFormat::F16)).unwrap();
         assert!(files(&root) == whole, "stopped after {done} files and {cut} bytes");

@@ -6,8 +6,9 @@ use larder_core::SHARD_ALIGN;
 
 use super::{dispatch::Dispatcher, drive::Drive, *};
 use crate::{
+    drives::DriveLog,
     error::StoreErrorKind,
-    reader::{Arena, DriveLog, FaultTarget, MemoryReader, ReadFault, Slot},
+    reader::{Arena, FaultTarget, MemoryReader, ReadFault, Slot},
 };
 
 /// Delay of a read beside the time of its bytes.

@@ -17,8 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Drives, ReadCompletion, ReadGoal, ReadRequest, Reader, Slot, window::ReadWindow};
-use crate::error::StoreError;
+use super::{ReadCompletion, ReadGoal, ReadRequest, Reader, Slot, window::ReadWindow};
+use crate::{drives::Drives, error::StoreError};
 use dispatch::{Completed, Dispatcher};
 use drive::Drive;
 

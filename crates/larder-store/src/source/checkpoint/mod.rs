@@ -13,11 +13,14 @@ use twox_hash::XxHash3_64;
 
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
-    file::{ReadAt, read_small},
-    safetensors::{Dtype, SafetensorsHeader, TensorEntry, kind_of},
-    shard::checksum_of,
+    files::{
+        checksum::checksum_of,
+        read_at::{ReadAt, read_small},
+        safetensors::{Dtype, SafetensorsHeader, TensorEntry, kind_of},
+    },
     source::{
-        IncomingFiles, MtpTensors, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, SourceOptions, config_json,
+        IncomingFiles, MtpTensors, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, SourceOptions,
+        config_json::{self, text_value},
         file_rows::FileRows,
         ignored_note,
         index::{INDEX, SINGLE, not_json, read_map, single_file, weight_map},
@@ -385,12 +388,6 @@ fn meta_of(entry: &TensorEntry) -> Option<TensorMeta> {
     }
     let (kind, shape) = (kind_of(entry.dtype)?, entry.shape.clone());
     Some(TensorMeta { kind, order: RowOrder::Plain, shape, bytes: entry.bytes })
-}
-
-/// The value of a key in the part of a config that describes the text decoder, which may be the whole.
-pub(super) fn text_value<'a>(config: &'a Value, key: &str) -> &'a Value {
-    let nests = [&config["thinker_config"]["text_config"], &config["text_config"], config];
-    nests.into_iter().map(|nest| &nest[key]).find(|value| !value.is_null()).unwrap_or(&Value::Null)
 }
 
 /// Digest of the names and checksums under which `files` are published.

@@ -1,7 +1,7 @@
 //! Folders as they are and as they should not be.
 
 use super::*;
-use crate::safetensors::{Dtype, HeaderWriter};
+use crate::files::safetensors::{Dtype, HeaderWriter};
 
 fn write_weights(path: &Path, tensors: &[(&str, Dtype, u8)]) {
     let mut header = HeaderWriter::default();

@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Result, StoreError},
-    file::ReadAt,
+    files::read_at::ReadAt,
 };
 
 /// Largest header that is read, in bytes. A vocabulary of a few hundred thousand tokens takes a tenth of it.

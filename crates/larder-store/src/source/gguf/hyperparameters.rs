@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use super::{metadata::Metadata, names::HubTensor, reader::shortest, rope_factors::RopeFactors};
+use super::{metadata::Metadata, reader::shortest, rope_factors::RopeFactors, stored::HubTensor};
 use crate::error::{Result, StoreError, StoreErrorKind};
 
 /// Keys and values of a config.
@@ -16,6 +16,25 @@ pub(super) fn keys(value: Value) -> Keys {
         Value::Object(keys) => keys,
         _ => Keys::new(),
     }
+}
+
+/// GGUF's numbers of the router's score functions (`expert_gating_func`).
+pub(super) const SOFTMAX_SCORES: u64 = 1;
+pub(super) const SIGMOID_SCORES: u64 = 2;
+pub(super) const SQRT_SOFTPLUS_SCORES: u64 = 4;
+
+/// The `rope_scaling` of the config as an object that other keys can be added to.
+pub(super) fn rope_object(scaling: Value) -> Keys {
+    match keys(scaling) {
+        none if none.is_empty() => keys(json!({ "rope_type": "default" })),
+        some => some,
+    }
+}
+
+/// The share of a head of `width` values that is `rotated`, from which the number of them can be computed again.
+pub(super) fn share(rotated: u64, width: u64) -> f64 {
+    let share = rotated as f64 / width as f64;
+    if (share * width as f64) as u64 == rotated { share } else { share.next_up() }
 }
 
 /// Factor on the cosines and sines of Phi-3.5-MoE (`short_mscale` and `long_mscale`). GGUF has no key for it: under

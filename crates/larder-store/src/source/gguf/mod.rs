@@ -8,10 +8,10 @@ use twox_hash::XxHash3_64;
 use self::{
     architectures::Architecture,
     metadata::Metadata,
-    names::{HubNames, HubTensor},
+    names::HubNames,
     parts::GgufParts,
     rope_factors::RopeFactors,
-    stored::Stored,
+    stored::{HubTensor, Stored},
 };
 use super::{
     MtpTensors, Source, SourceFile, SourceOptions,
@@ -22,31 +22,23 @@ use super::{
 };
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
-    file::ReadAt,
+    files::read_at::ReadAt,
 };
 
 mod architectures;
-mod bailing_moe;
-mod config;
 mod cursor;
-mod deepseek4;
 mod hyperparameters;
-mod indexers;
-mod kimi_delta;
+mod layer_lists;
 mod metadata;
-mod minimax_m3;
 mod names;
 mod parts;
 mod pretokenizer;
-mod qwen4_exp;
 mod reader;
+mod remap;
 mod rope_factors;
 mod scales;
-mod sliding;
-mod state_space;
 mod stored;
 mod tokenizer;
-mod typed_layers;
 mod weight_names;
 
 pub(crate) use reader::{DEFAULT_ALIGNMENT, GgufHeader, GgufTensor, MAGIC, tag};
@@ -92,7 +84,7 @@ impl Gguf {
         let layers = hyperparameters::layer_count(&metadata)?;
         let names = HubNames::of(architecture, &metadata, &tensors, (layers, mtp))?;
         let rope_factors = RopeFactors::read(path, &files, &names.rope_factors)?;
-        let mut config = config::hub_config(&metadata, &names.tensors, &rope_factors)?;
+        let mut config = architectures::hub_config(&metadata, &names.tensors, &rope_factors)?;
         set_mtp(&mut config, mtp == MtpTensors::Kept);
         set_ignored(&mut config, &options.ignored_keys);
         let fingerprint = fingerprint(&files, &header_bytes)?;

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
-    file::ReadAt,
+    files::read_at::ReadAt,
 };
 
 /// Largest number of parts, limited by the five digits in their names.

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
-    file::ReadAt,
+    files::read_at::ReadAt,
 };
 
 /// The first bytes of every file.

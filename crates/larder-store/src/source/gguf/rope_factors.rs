@@ -7,7 +7,7 @@ use larder_core::NumberFormat;
 use super::reader::GgufTensor;
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
-    file::ReadAt,
+    files::read_at::ReadAt,
 };
 
 /// Number of values of a tensor at most, far above half of any head.

@@ -1,12 +1,12 @@
-//! How the data of a tensor in a GGUF file become those of the hub, while they are read.
+//! A tensor of a GGUF file in the form of the hub, whose data are changed while they are read.
+
+use larder_core::TensorMeta;
 
 use crate::{
     error::Result,
-    file::ReadAt,
+    files::read_at::ReadAt,
     source::integers::{self, StoredInteger},
 };
-
-use super::names::HubTensor;
 
 /// Bytes of a 32-bit float.
 const FLOAT: usize = size_of::<f32>();
@@ -44,6 +44,17 @@ impl ValueChange {
             ValueChange::Exp => stored.ln(),
         }
     }
+}
+
+/// A tensor in the form of the hub.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct HubTensor {
+    pub meta: TensorMeta,
+    /// Index of the file that holds it.
+    pub file: usize,
+    /// Offset of its first byte in that file.
+    pub offset: u64,
+    pub stored: Stored,
 }
 
 impl HubTensor {

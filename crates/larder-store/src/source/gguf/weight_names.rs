@@ -1,8 +1,8 @@
 //! The names in GGUF of single weights, whatever the architecture.
 
 use super::{
-    architectures::{ARCHITECTURES, Rename},
-    names::MTP,
+    architectures::{ARCHITECTURES, MTP},
+    remap::Rename,
 };
 
 /// The names that files of some architecture give to the weight `hub`. Almost every weight has one such name.

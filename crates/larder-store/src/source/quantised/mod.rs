@@ -13,11 +13,11 @@ use half::f16;
 use larder_core::{ExpertNames, NumberFormat, TensorMeta, TensorRows, Tensors, TensorsError};
 use serde_json::Value;
 
-use super::{Checkpoint, Source, SourceFile, checkpoint::text_value};
+use super::{Checkpoint, Source, SourceFile, config_json::text_value};
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
-    identity::sampled,
-    shard::checksum_of,
+    files::checksum::checksum_of,
+    source::identity::sampled,
 };
 
 mod awq;

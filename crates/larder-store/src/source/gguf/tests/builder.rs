@@ -138,7 +138,7 @@ impl GgufBuilder {
 }
 
 pub fn header(bytes: &[u8]) -> Result<GgufHeader> {
-    GgufHeader::read(&crate::file::ReadAt::open(on_disk(bytes).path())?)
+    GgufHeader::read(&crate::files::read_at::ReadAt::open(on_disk(bytes).path())?)
 }
 
 /// A small Mixtral whose query and key tensors count up; experts are in fused tensors or, as in old files, separate.

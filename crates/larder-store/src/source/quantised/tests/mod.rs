@@ -13,7 +13,7 @@ mod packed_integers;
 use super::plain;
 use crate::{
     error::{Result, StoreErrorKind},
-    safetensors::HeaderWriter,
+    files::safetensors::HeaderWriter,
     source::{Checkpoint, Source},
 };
 

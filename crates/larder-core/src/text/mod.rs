@@ -1,0 +1,5 @@
+//! Sizes, times and words of strangers as text.
+
+pub(crate) mod printable;
+pub(crate) mod timestamp;
+pub(crate) mod units;
