@@ -17,10 +17,10 @@ use crate::embedding::EmbeddingRows;
 use crate::embedding::RowTraffic;
 use crate::error::{ModelError, Result};
 use crate::experts::{DevicePath, ExpertPath};
-use crate::layer::{OtherLayers, Running};
+use crate::layer::OtherLayers;
 use crate::logits::{BestLogits, Logits};
 use crate::nn::{
-    Activation, ExpertsByToken, ForwardPass, HandedOn, KvCache, KvPool, LayerShape, Mixer, Rope, RopeTable,
+    Activation, ExpertsByToken, ForwardPass, HandedOn, KvCache, KvPool, LayerShape, Mixer, Rope, RopeTable, Running,
     SpanPositions,
 };
 use crate::ops::{Ops, Rows};
@@ -28,7 +28,7 @@ use crate::read_ahead::ReadAhead;
 use crate::stack::{Ffn, Layer, Stack};
 use crate::step::{LayerStates, Span};
 use crate::step_memory::step_memory;
-use crate::tap::{Phase, PhaseClock, Tap};
+use crate::tap::{Phase, PhaseClock, Tap, report_hidden};
 use crate::text_config::{TextConfig, text_config, without_ignored};
 use crate::weights::WeightLoader;
 
@@ -442,12 +442,4 @@ impl Decoder {
 pub(crate) fn step_span(spans: &[Span]) -> impl Drop + use<> {
     let tokens: usize = spans.iter().map(|span| span.tokens.len()).sum();
     timeline::span("step", [("tokens", tokens as u64), ("sequences", spans.len() as u64)])
-}
-
-/// Tells a tap the hidden states of a stage.
-pub(crate) fn report_hidden(tap: &mut dyn Tap, stage: usize, x: Rows, ops: &dyn Ops) -> Result<()> {
-    if tap.wants_hidden() {
-        tap.hidden(stage, &ops.download(&[x])?[0]);
-    }
-    Ok(())
 }

@@ -11,23 +11,12 @@
 use larder_core::ExpertId;
 
 use crate::error::{ModelError, Result};
-use crate::experts::{DevicePath, ExpertPath, HintSource, KnownExperts, device_of};
-use crate::nn::{ForwardPass, Moe, MoeInput, MoeOutput, RouterRows};
+use crate::experts::{HintSource, KnownExperts};
+use crate::nn::{Moe, MoeInput, MoeOutput, RouterRows, Running};
 use crate::ops::{Ops, Rows};
 use crate::stack::{Branch, CrossAttention, Ffn, Layer};
 use crate::step::LayerStates;
-use crate::tap::{Phase, PhaseClock, Tap};
-
-/// What the layers of a pass share.
-pub(crate) struct Running<'r> {
-    pub pass: &'r ForwardPass,
-    pub ops: &'r dyn Ops,
-    pub experts: &'r mut dyn ExpertPath,
-    pub tap: &'r mut dyn Tap,
-    pub clock: &'r mut PhaseClock,
-    /// On what a part adds to the residual stream.
-    pub factor: f32,
-}
+use crate::tap::Phase;
 
 /// What the computation of a layer looks at of others.
 #[derive(Clone, Copy, Default)]
@@ -213,20 +202,6 @@ impl Layer {
     /// What the feed-forward part reads, if there is one.
     fn read(&self, x: Rows, ops: &dyn Ops) -> Result<PartRows> {
         self.ffn.as_ref().map_or(Ok(PartRows::of(x)), |ffn| ffn.read(x, ops))
-    }
-}
-
-impl Running<'_> {
-    /// The device that has the rows and computes experts, if there is one.
-    pub(crate) fn device(&mut self) -> Option<&mut dyn DevicePath> {
-        device_of(self.experts, self.ops)
-    }
-
-    /// Of all rows so far only these are used from now on, and what routers hand on.
-    fn keep_only(&self, rows: impl IntoIterator<Item = Rows>) {
-        let mut live = smallvec::SmallVec::<[Rows; 8]>::new();
-        live.extend(rows.into_iter().chain(self.pass.router_state.get()));
-        self.ops.retain(&live);
     }
 }
 

@@ -79,6 +79,7 @@ mod encoder;
 mod error;
 mod expert_workspace;
 mod experts;
+mod head;
 mod input_squares;
 mod layer;
 mod logits;

@@ -3,9 +3,10 @@
 use crate::decoder::Decoder;
 use crate::error::{ModelError, Result};
 use crate::experts::{DevicePath, ExpertPath};
-use crate::layer::{OtherLayers, Running};
-use crate::logits::{Ending, Logits};
-use crate::nn::KvCache;
+use crate::head::Ending;
+use crate::layer::OtherLayers;
+use crate::logits::Logits;
+use crate::nn::{KvCache, Running};
 use crate::ops::Rows;
 use crate::stack::MtpLayer;
 use crate::step::{LayerStates, Span};

@@ -6,7 +6,9 @@ use larder_core::LayerIdx;
 use larder_os::timeline;
 
 use crate::clocks::ComputeTime;
+use crate::error::Result;
 use crate::experts::Routed;
+use crate::ops::{Ops, Rows};
 
 /// The parts of a forward pass that are timed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,4 +113,12 @@ impl PhaseClock {
         }
         self.0 = now;
     }
+}
+
+/// Tells a tap the hidden states of a stage.
+pub(crate) fn report_hidden(tap: &mut dyn Tap, stage: usize, x: Rows, ops: &dyn Ops) -> Result<()> {
+    if tap.wants_hidden() {
+        tap.hidden(stage, &ops.download(&[x])?[0]);
+    }
+    Ok(())
 }

@@ -14,7 +14,7 @@ use larder_core::{ExpertGroups, ExpertNames, Gate, GroupRank, Renorm, Score, Wei
 
 use super::bailing_hybrid::with_expert_bias;
 use super::common::{AttentionBias, Basics, Defaults};
-use super::deepseek_v2::{FfnDefaults, FfnParts};
+use super::deepseek_family::{FfnDefaults, FfnParts};
 use crate::config::Config;
 use crate::error::Result;
 use crate::nn::{Attention, InputProducts, QkNorm, Rope};

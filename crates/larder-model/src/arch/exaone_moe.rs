@@ -9,7 +9,7 @@
 use larder_core::{ExpertNames, Gate};
 
 use super::common::{AttentionBias, Basics, Defaults, layer_types, sliding_window};
-use super::deepseek_v2::{FfnDefaults, FfnParts};
+use super::deepseek_family::{FfnDefaults, FfnParts};
 use super::deepseek_v3::{GateDefaults, parse_gate};
 use crate::config::{Config, config_error};
 use crate::error::Result;

@@ -11,9 +11,8 @@
 use larder_core::ExpertNames;
 
 use super::common::{Basics, Defaults, layer_types};
-use super::deepseek_v2::{FfnDefaults, FfnParts, LatentDefaults, latent_shape};
+use super::deepseek_family::{FfnDefaults, FfnParts, Indexers, LatentDefaults, latent_shape};
 use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
-use super::deepseek_v32::Indexers;
 use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::nn::{

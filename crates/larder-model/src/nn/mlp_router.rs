@@ -7,7 +7,6 @@
 
 use larder_kernels::exp;
 
-use super::router::{Decision, RouterRows, Skipping};
 use super::{Activation, Norm};
 use crate::error::Result;
 use crate::matrix::Linear;
@@ -41,6 +40,27 @@ pub struct MlpRouter {
     bias: Vec<f32>,     // [experts + 1]
 }
 
+/// What a gate reads of the logits of a router with a class for no expert.
+pub(super) struct Decision {
+    /// `[tokens, experts]`
+    pub logits: Vec<f32>,
+    /// Which tokens use an expert.
+    pub skipping: Skipping,
+}
+
+/// A router's decision on which tokens use an expert.
+pub(super) struct Skipping {
+    /// Whether each token uses no expert.
+    pub skips: Vec<bool>,
+}
+
+impl Skipping {
+    /// The tokens that use an expert.
+    pub fn others(&self) -> Vec<usize> {
+        (0..self.skips.len()).filter(|token| !self.skips[*token]).collect()
+    }
+}
+
 impl MlpRouter {
     /// Loads the tensors below `prefix`.
     pub fn load(weights: &mut WeightLoader, prefix: &str, shape: MlpRouterShape) -> Result<Self> {
@@ -67,7 +87,7 @@ impl MlpRouter {
     }
 
     /// The logits of all classes, `[tokens, experts + 1]`, and the state; `before` is the state of the layer before.
-    pub(super) fn forward(&self, x: Rows, before: Option<Rows>, ops: &dyn Ops) -> Result<RouterRows> {
+    pub(super) fn forward(&self, x: Rows, before: Option<Rows>, ops: &dyn Ops) -> Result<[Rows; 2]> {
         let mut state = self.down.forward(x, ops)?; // [tokens, width]
         if let (Some(scale), Some(before)) = (&self.scale, before) {
             let scaled = ops.scale_columns(before, self.scale_copy.of(scale, ops)?)?;
@@ -77,7 +97,7 @@ impl MlpRouter {
         for product in &self.inner {
             inner = ops.activate(Activation::Gelu, product.forward(inner, ops)?)?;
         }
-        Ok(RouterRows { logits: self.out.forward(inner, ops)?, state: Some(state) })
+        Ok([self.out.forward(inner, ops)?, state])
     }
 
     /// Added to the score of the class for no expert.
@@ -150,10 +170,9 @@ mod tests {
         let run = |x: &[f32]| {
             let x = ops.send(x, 6).unwrap();
             let of_first = first.forward(x, None, ops).unwrap();
-            let of_second = second.forward(x, of_first.state, ops).unwrap();
+            let of_second = second.forward(x, Some(of_first[1]), ops).unwrap();
             let own = second.down.forward(x, ops).unwrap();
-            let all = [Some(of_first.logits), Some(of_second.logits), of_first.state, of_second.state, Some(own)];
-            ops.download(&all.map(Option::unwrap)).unwrap()
+            ops.download(&[of_first[0], of_second[0], of_first[1], of_second[1], own]).unwrap()
         };
         let all = run(&x);
         let scale = second.scale.as_ref().unwrap();

@@ -6,13 +6,12 @@ use std::mem;
 use larder_core::{ExpertId, Gate, LayerIdx};
 
 use super::router::RouterRows;
-use super::{Activation, GateFunction, Mlp, MoeRouter, Norm, TokenScratch};
+use super::{Activation, GateFunction, Mlp, MoeRouter, Norm, Running, TokenScratch};
 use crate::config::config_error;
 use crate::error::Result;
 use crate::experts::{
     CallOnDevice, DeviceMoeCall, DevicePath, ExpertPath, HintSource, KnownExperts, MoeCall, Routed, route,
 };
-use crate::layer::Running;
 use crate::matrix::Linear;
 use crate::ops::{Constant, Few, Ops, Rows};
 use crate::tap::Phase;

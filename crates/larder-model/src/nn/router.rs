@@ -1,6 +1,6 @@
 //! Routers: how an MoE layer finds the logits by which its gate chooses experts.
 
-use super::MlpRouter;
+use super::mlp_router::{Decision, MlpRouter};
 use crate::error::Result;
 use crate::matrix::Linear;
 use crate::ops::{Ops, Rows};
@@ -32,34 +32,6 @@ pub(crate) struct RouterRows {
     pub state: Option<Rows>,
 }
 
-impl RouterRows {
-    /// Logits alone.
-    pub fn of(logits: Rows) -> Self {
-        RouterRows { logits, state: None }
-    }
-}
-
-/// What a gate reads of the logits of a router with a class for no expert.
-pub(super) struct Decision {
-    /// `[tokens, experts]`
-    pub logits: Vec<f32>,
-    /// Which tokens use an expert.
-    pub skipping: Skipping,
-}
-
-/// A router's decision on which tokens use an expert.
-pub(super) struct Skipping {
-    /// Whether each token uses no expert.
-    pub skips: Vec<bool>,
-}
-
-impl Skipping {
-    /// The tokens that use an expert.
-    pub fn others(&self) -> Vec<usize> {
-        (0..self.skips.len()).filter(|token| !self.skips[*token]).collect()
-    }
-}
-
 impl MoeRouter {
     /// Whether a token may use no expert.
     pub(crate) fn may_skip(&self) -> bool {
@@ -72,9 +44,12 @@ impl MoeRouter {
             MoeRouter::Product(product) => product.forward(x, ops)?,
             MoeRouter::Capped(product, cap) => ops.softcap(product.forward(x, ops)?, *cap as f32)?,
             MoeRouter::TwoProducts(first, second) => second.forward(ops.softcap(first.forward(x, ops)?, 1.0)?, ops)?,
-            MoeRouter::Mlp(mlp) => return mlp.forward(x, before, ops),
+            MoeRouter::Mlp(mlp) => {
+                let [logits, state] = mlp.forward(x, before, ops)?;
+                return Ok(RouterRows { logits, state: Some(state) });
+            }
         };
-        Ok(RouterRows::of(logits))
+        Ok(RouterRows { logits, state: None })
     }
 
     /// Added to the score of the class for no expert, if there is one.
