@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use larder_core::LayerIdx;
 use larder_os::timeline;
 
-use crate::clocks::ComputeTime;
+use crate::compute::ComputeTime;
 use crate::error::Result;
 use crate::experts::Routed;
 use crate::ops::{Ops, Rows};

@@ -16,7 +16,9 @@ use larder_core::{ExpertNames, Gate, Renorm, Score, Weighting};
 use super::common::{AttentionBias, Basics, Defaults, layer_types};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Attention, AttentionMask, GateFunction, Mixer, Moe, Norm, OutputGate, Rope, SharedExpert};
+use crate::kv::AttentionMask;
+use crate::nn::{Attention, Mixer, Moe, Norm, OutputGate, Rope, SharedExpert};
+use crate::ops::GateFunction;
 use crate::stack::{Branch, Factors, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 

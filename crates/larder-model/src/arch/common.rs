@@ -3,15 +3,14 @@
 use larder_core::{ExpertNames, Gate, Geometry, LayerIdx};
 
 use crate::config::{Config, config_error};
-use crate::embedding::EmbeddingRows;
 use crate::error::Result;
-use crate::matrix::{Linear, Matrix};
+use crate::kv::AttentionMask;
 use crate::nn::{
-    Activation, Attention, AttentionMask, AttentionShape, InputProducts, Mixer, Mlp, MlpNames, Moe, Norm, OutputGate,
-    QkNorm, Rope, RopeType, Rotary,
+    Attention, AttentionShape, InputProducts, Mixer, Mlp, MlpNames, Moe, Norm, OutputGate, QkNorm, Rope, RopeType,
 };
+use crate::ops::{Activation, Rotary};
 use crate::stack::{Branch, ColumnFactors, Factors, Ffn, Layer, Stack};
-use crate::weights::WeightLoader;
+use crate::weights::{EmbeddingRows, Linear, Matrix, WeightLoader};
 
 /// Upper limit of layers, far above any model: each layer costs memory before a tensor is read.
 pub const MAX_LAYERS: usize = 2048;

@@ -7,9 +7,10 @@ use super::common::{Basics, Defaults, mlp_layer_types};
 use crate::config::Config;
 use crate::error::Result;
 use crate::nn::{
-    AttentionTemperature, Indexer, IndexerShape, LatentAttention, LatentShape, Moe, Rope, Rotary, RowChoice,
-    SharedExpert, attention_scale,
+    AttentionTemperature, Indexer, IndexerShape, LatentAttention, LatentShape, Moe, Rope, RowChoice, SharedExpert,
+    attention_scale,
 };
+use crate::ops::Rotary;
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 

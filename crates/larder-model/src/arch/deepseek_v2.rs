@@ -11,7 +11,8 @@ use larder_core::{ExpertGroups, Gate, GroupRank, Renorm, Weighting};
 use super::deepseek_family::{Family, FfnDefaults, LatentDefaults, build_with};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Rope, Rotary};
+use crate::nn::Rope;
+use crate::ops::Rotary;
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 

@@ -11,7 +11,8 @@ use super::deepseek_family::{Family, FfnDefaults, Indexers, LatentDefaults, buil
 use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{IndexerShape, LatentShape, Rope, Rotary};
+use crate::nn::{IndexerShape, LatentShape, Rope};
+use crate::ops::Rotary;
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 

@@ -17,7 +17,9 @@ use serde_json::json;
 use super::common::{AttentionBias, Basics, Defaults, layer_types, per_layer_config};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Activation, Attention, AttentionMask, DenseBeside, Mixer, Norm, Rope, RopeType, Rotary};
+use crate::kv::AttentionMask;
+use crate::nn::{Attention, DenseBeside, Mixer, Norm, Rope, RopeType};
+use crate::ops::{Activation, Rotary};
 use crate::stack::{Branch, Factors, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 

@@ -21,7 +21,8 @@ use super::glm_moe_dsa::own_indexers;
 use super::kimi_linear::{HybridMixers, LinearSizes, TYPES};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Activation, ChannelDecay, IndexerShape, LatentShape, ManifoldConnection, MeanMerge, Rope};
+use crate::nn::{IndexerShape, LatentShape, ManifoldConnection, MeanMerge, Rope};
+use crate::ops::{Activation, ChannelDecay};
 use crate::stack::{Branch, Layer, Stack, Streams};
 use crate::weights::WeightLoader;
 

@@ -15,9 +15,8 @@ use super::deepseek_family::{FfnDefaults, FfnParts, Indexers, LatentDefaults, la
 use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{
-    ChannelDecay, GateFunction, KimiDelta, KimiDeltaShape, LatentAttention, LatentShape, Mixer, Rope, Rotary,
-};
+use crate::nn::{KimiDelta, KimiDeltaShape, LatentAttention, LatentShape, Mixer, Rope};
+use crate::ops::{ChannelDecay, GateFunction, Rotary};
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 

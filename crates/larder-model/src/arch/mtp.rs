@@ -14,10 +14,9 @@ use std::borrow::Cow;
 use serde_json::Value;
 
 use super::common::Basics;
-use crate::config::config_error;
+use crate::config::{config_error, text_config};
 use crate::error::Result;
 use crate::stack::{Layer, MtpLayer};
-use crate::text_config::text_config;
 use crate::weights::WeightLoader;
 
 /// The architectures whose layer for multi-token prediction has the form above. A further one is a row here, if its

@@ -13,10 +13,8 @@ use super::common::{AttentionBias, Basics, Defaults, layer_types, sparse_layers}
 use super::qwen2_moe::with_shared;
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{
-    Activation, Attention, DeltaForm, DeltaHeads, DeltaShape, GateFunction, GatedDeltaNet, InputProducts, Mixer,
-    OutputGate, Rope, Rotary,
-};
+use crate::nn::{Attention, DeltaForm, DeltaShape, GatedDeltaNet, InputProducts, Mixer, OutputGate, Rope};
+use crate::ops::{Activation, DeltaHeads, GateFunction, Rotary};
 use crate::stack::{Ffn, Stack};
 use crate::weights::{RowGroups, WeightLoader};
 

@@ -20,10 +20,11 @@ use super::qwen3_next::{attention, delta_shape};
 use crate::config::{Config, config_error};
 use crate::error::{ModelError, Result};
 use crate::nn::{
-    Activation, Attention, AttentionIndexer, BlockIndexer, BlockIndexerShape, CausalConv, DeltaForm, DeltaShape,
-    GateFunction, GatedDeltaNet, IndexProducts, LowRankConnection, LowRankMixer, LowRankShape, Mixer, NGramFeatures,
-    NGramHash, NGramShape, Norm, Rope, Rotary, primes,
+    Attention, AttentionIndexer, BlockIndexer, BlockIndexerShape, CausalConv, DeltaForm, DeltaShape, GatedDeltaNet,
+    IndexProducts, LowRankConnection, LowRankMixer, LowRankShape, Mixer, NGramFeatures, NGramHash, NGramShape, Norm,
+    Rope, primes,
 };
+use crate::ops::{Activation, GateFunction, Rotary};
 use crate::stack::{Branch, Ffn, Layer, Stack, Streams};
 use crate::weights::WeightLoader;
 

@@ -16,9 +16,9 @@ use super::common::{
 };
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{
-    Activation, Attention, AttentionMask, GateFunction, Moe, OutputGate, Rope, RopeType, Rotary, SharedExpert,
-};
+use crate::kv::AttentionMask;
+use crate::nn::{Attention, Moe, OutputGate, Rope, RopeType, SharedExpert};
+use crate::ops::{Activation, GateFunction, Rotary};
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 

@@ -11,13 +11,14 @@ use larder_core::{ExpertNames, Gate, LayerIdx, Score};
 
 use super::common::{AttentionBias, Basics, Defaults, TypedLayers, layer_types};
 use crate::config::{Config, config_error};
-use crate::embedding::ScaledRows;
 use crate::error::Result;
+use crate::kv::AttentionMask;
 use crate::nn::{
-    Attention, AttentionMask, ConvolvedInputs, ConvolvedShape, InputProducts, MlpRouter, MlpRouterShape, Moe,
-    MoeRouter, Rope, RopeType, ScaledConnection,
+    Attention, ConvolvedInputs, ConvolvedShape, InputProducts, MlpRouter, MlpRouterShape, Moe, MoeRouter, Rope,
+    RopeType, ScaledConnection,
 };
 use crate::stack::{Branch, Ffn, Layer, Stack};
+use crate::weights::ScaledRows;
 use crate::weights::WeightLoader;
 
 /// Types of layers, in the order of the ropes.

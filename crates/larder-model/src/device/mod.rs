@@ -1,12 +1,10 @@
 //! The interfaces to a device, a processor with memory of its own. A device's results have the same bits as those of
 //! the CPU kernels, so a result does not depend on where it was computed.
 
-mod experts;
 mod scratch;
 
 use std::sync::Arc;
 
-pub use experts::{ChosenOnDevice, DeviceExperts};
 use larder_core::{NumberFormat, RowOrder};
 use larder_kernels::{Inputs, WeightMatrix};
 pub use scratch::{CHOICE_TOKENS, FEW_TILES, MAX_SCORE_BYTES, TILE_QUERIES, device_attention_bytes, position_tiles};

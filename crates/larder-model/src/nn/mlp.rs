@@ -1,10 +1,9 @@
 //! Dense MLPs.
 
-use super::{Activation, TokenScratch};
+use super::TokenScratch;
 use crate::error::Result;
-use crate::matrix::Linear;
-use crate::ops::{Ops, Rows};
-use crate::weights::{RowGroups, WeightLoader};
+use crate::ops::{Activation, Ops, Rows};
+use crate::weights::{Linear, RowGroups, WeightLoader};
 
 /// Names of the three products of an MLP in a checkpoint.
 pub struct MlpNames {

@@ -2,9 +2,9 @@
 
 use smallvec::SmallVec;
 
-use super::ForwardPass;
 use crate::experts::{DevicePath, ExpertPath, device_of};
 use crate::ops::{Ops, Rows};
+use crate::step::ForwardPass;
 use crate::tap::{PhaseClock, Tap};
 
 /// What the layers of a forward pass share.

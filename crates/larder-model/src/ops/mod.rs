@@ -1,32 +1,43 @@
 //! The operations of a step on rows of activations, and their backends: a layer is written once over [`Ops`].
 
-mod chosen;
-mod convolved;
+mod activation;
+mod cca;
 mod cpu;
-mod drawn;
+mod delta_rule;
+mod hyper_connections;
 mod near;
+mod parts;
 mod recurrent;
+mod rotary;
+mod row_norms;
 mod rows;
-mod streams;
+mod sampled;
+mod topk_rows;
 
 use std::sync::OnceLock;
 
-pub use chosen::{BlockPooling, ChoiceOps, IndexBlocks, IndexChoice, SeenRows};
-pub use convolved::{ConvolvedHeadOps, HeadConvolution, HeadMix};
+pub use activation::{Activation, GateFunction};
+pub(crate) use activation::{sigmoid, silu};
+pub use cca::{ConvolvedHeadOps, HeadConvolution, HeadMix};
 pub use cpu::{CpuOps, CpuPages, HostBuffer, HostRows, gather_bytes};
-pub use drawn::{ChangedLogit, DrawOps, DrawnFrom, LogitChanges, TokenDraw};
+pub(crate) use delta_rule::DeltaTokens;
+pub use delta_rule::{ChannelDecay, DeltaHeads};
+pub use hyper_connections::{MATRIX_STREAMS, ManifoldWeights, ScaledSides, StreamGate, StreamMix, StreamOps};
 use larder_kernels::AttentionArgs;
-pub use near::Near;
+pub use near::{HandedChoice, ListLengths, Near};
+pub(crate) use parts::{StateParts, share};
 pub use recurrent::{
     ChannelScan, Convolution, Decay, Delta, GateOrder, NormGate, RecurrentOps, Scan, ScanHeads, StateSpan,
 };
+pub use rotary::{RopeTable, Rotary};
+pub(crate) use row_norms::{layer_norm_row, rms_row, scale, sum};
 pub use rows::{Few, Rows};
-pub use streams::{MATRIX_STREAMS, ManifoldWeights, ScaledSides, StreamGate, StreamMix, StreamOps};
+pub use sampled::{ChangedLogit, DrawOps, DrawnFrom, LogitChanges, TokenDraw};
+pub use topk_rows::{BlockPooling, ChoiceOps, IndexBlocks, IndexChoice, SeenRows};
 
 use crate::device::{KvView, Place};
 use crate::error::Result;
-use crate::nn::{Activation, GateFunction};
-use crate::placed_matrix::PlacedMatrix;
+use crate::weights::PlacedMatrix;
 
 /// The most logits of a row that [`Ops::find_best`] returns.
 pub const BEST_FOUND: usize = 127;

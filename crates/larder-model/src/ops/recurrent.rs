@@ -2,7 +2,7 @@
 
 use super::Rows;
 use crate::error::Result;
-use crate::nn::{ChannelDecay, DeltaHeads, GateFunction};
+use crate::ops::{ChannelDecay, DeltaHeads, GateFunction};
 
 /// Consecutive tokens of a sequence, and the state that takes them in.
 #[derive(Clone, PartialEq, Eq, Debug)]

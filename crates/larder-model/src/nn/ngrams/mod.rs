@@ -8,17 +8,12 @@
 
 use larder_core::Rng;
 
-use super::activation::sigmoid;
-use super::row_norms::sum;
-use super::{
-    Activation, CausalConv, ForwardPass, LayerKv, LayerShape, Mixer, Norm, SpanPositions, StateLens, TokenScratch,
-};
-use crate::embedding::EmbeddingRows;
-use crate::embedding::RowTraffic;
+use super::{CausalConv, Mixer, Norm, TokenScratch};
 use crate::error::Result;
-use crate::matrix::Linear;
-use crate::ops::{Ops, Rows, StateSpan};
-use crate::step::LayerStates;
+use crate::kv::{LayerKv, LayerShape, StateLens};
+use crate::ops::{Activation, Ops, Rows, StateSpan, sigmoid, sum};
+use crate::step::{ForwardPass, LayerStates, SpanPositions};
+use crate::weights::{EmbeddingRows, Linear, RowTraffic};
 
 mod hash;
 

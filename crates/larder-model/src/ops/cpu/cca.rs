@@ -1,9 +1,9 @@
 //! Convolved queries and keys (compressed convolutional attention).
 
-use super::{CpuOps, TASK_ACTIVATIONS};
+use super::TASK_ACTIVATIONS;
 use crate::error::Result;
 use crate::nn::{MixedHeads, convolve_rows, shift_window};
-use crate::ops::{ConvolvedHeadOps, HeadConvolution, HeadMix, Rows, StateSpan};
+use crate::ops::{ConvolvedHeadOps, CpuOps, HeadConvolution, HeadMix, Rows, StateSpan};
 
 impl ConvolvedHeadOps for CpuOps {
     fn convolve_heads(&self, convolution: &HeadConvolution, spans: &[StateSpan]) -> Result<[Rows; 2]> {

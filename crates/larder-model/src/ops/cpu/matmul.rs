@@ -2,13 +2,12 @@
 
 use larder_kernels::{Product, products};
 
-use super::workspace::HostBuffer;
-use super::{CpuOps, State, TASK_VALUES};
-use crate::clocks::timed;
+use super::{State, TASK_VALUES};
+use crate::compute::timed;
 use crate::device::DeviceProduct;
 use crate::error::Result;
-use crate::ops::{Few, Rows};
-use crate::placed_matrix::PlacedMatrix;
+use crate::ops::{CpuOps, Few, HostBuffer, Rows};
+use crate::weights::PlacedMatrix;
 
 impl CpuOps {
     /// Products of one `x`, in one batch.

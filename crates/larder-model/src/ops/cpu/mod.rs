@@ -4,11 +4,11 @@
 mod attention;
 mod cca;
 mod gather;
+mod hyper_connections;
 mod matmul;
 mod pages;
 mod recurrent;
 mod sampling;
-mod streams;
 #[cfg(test)]
 mod tests;
 mod topk;
@@ -19,13 +19,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::{InputBuffer, ThreadPool, tanh};
 
-use crate::clocks::{ComputeClocks, RowValues};
+use crate::compute::{ComputeClocks, RowValues};
 use crate::device::Place;
-use crate::double::{AttentionDouble, ProductsDouble};
 use crate::error::{ModelError, Result};
-use crate::nn::{Activation, GateFunction, layer_norm_row, rms_row};
-use crate::ops::{Few, GateOrder, NormGate, Ops, Rows};
-use crate::placed_matrix::PlacedMatrix;
+use crate::fake::{AttentionDouble, ProductsDouble};
+use crate::ops::{Activation, Few, GateFunction, GateOrder, NormGate, Ops, Rows, layer_norm_row, rms_row};
+use crate::weights::PlacedMatrix;
 pub use gather::gather_bytes;
 pub use pages::CpuPages;
 use sampling::Sampling;

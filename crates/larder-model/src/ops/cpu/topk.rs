@@ -6,12 +6,14 @@ use larder_kernels::{IndexArgs, index_scores, widen};
 
 use super::attention::Task;
 use super::gather::{ChosenAttention, ChosenQuery, ChosenRows};
-use super::{CpuOps, State, TASK_ACTIVATIONS, TASK_VALUES, part, rows_of};
-use crate::clocks::timed;
+use super::{State, TASK_ACTIVATIONS, TASK_VALUES, part, rows_of};
+use crate::compute::timed;
 use crate::device::KvView;
 use crate::error::Result;
-use crate::nn::{Rotary, SCORES, best_of_blocks, highest, rms_row, weighted_mean};
-use crate::ops::{BlockPooling, ChoiceOps, Heads, IndexBlocks, IndexChoice, Rotation, Rows, SeenRows};
+use crate::nn::{SCORES, best_of_blocks, highest, weighted_mean};
+use crate::ops::{
+    BlockPooling, ChoiceOps, CpuOps, Heads, IndexBlocks, IndexChoice, Rotary, Rotation, Rows, SeenRows, rms_row,
+};
 
 impl CpuOps {
     /// The lists of some tokens with a choice, by their scores.
