@@ -19,8 +19,6 @@ pub use attention::{
     ConvolvedInputs, ConvolvedShape, DistanceBuckets, Entries, EntryIndexer, InputProducts, KeysAndValues,
     LatentAttention, LatentShape, OutputGate, PositionBias, QkNorm, RelativeAttention, RowAttention, RowChoice,
 };
-pub(crate) use attention::{MixedHeads, weighted_mean};
-pub(crate) use hyper_connections::finish_weights;
 pub use hyper_connections::{
     LowRankConnection, LowRankMixer, LowRankShape, ManifoldConnection, ManifoldMerge, ManifoldShape, MeanMerge,
     MergeStreams, ResidualConnection, ScaledConnection,
@@ -29,19 +27,16 @@ pub use indexers::{
     AttentionIndexer, BlockIndexer, BlockIndexerShape, ChoiceShape, HeadIndexer, HeadIndexerShape, IndexProducts,
     Indexer, IndexerShape,
 };
-pub(crate) use indexers::{SCORES, best_of_blocks, highest};
 use larder_core::{Rng, SequenceMemory};
 pub use mlp::{Mlp, MlpNames};
 pub use moe::{DenseBeside, ExpertsByToken, LatentExperts, MlpRouter, MlpRouterShape, Moe, MoeRouter, SharedExpert};
 pub(crate) use moe::{MoeInput, MoeOutput, RouterRows};
-pub(crate) use ngrams::gate_of_key;
 pub use ngrams::{NGramFeatures, NGramHash, NGramShape, primes};
 pub use norm::Norm;
 pub use recurrent::{
     CausalConv, DeltaForm, DeltaShape, GatedDeltaNet, KimiDelta, KimiDeltaShape, Mamba1, Mamba1Shape, Mamba2,
     Mamba2Shape, ShortConv,
 };
-pub(crate) use recurrent::{ChannelTokens, ScanTokens, convolve_rows, shift_window};
 pub use rope::{Rope, RopeType, attention_scale};
 pub(crate) use running::Running;
 pub use scratch::TokenScratch;

@@ -2,6 +2,7 @@
 
 mod activation;
 mod cca;
+mod convolution;
 mod cpu;
 mod delta_rule;
 mod hyper_connections;
@@ -12,6 +13,8 @@ mod rotary;
 mod row_norms;
 mod rows;
 mod sampled;
+mod scan;
+mod top_scores;
 mod topk_rows;
 
 use std::sync::OnceLock;
@@ -19,6 +22,7 @@ use std::sync::OnceLock;
 pub use activation::{Activation, GateFunction};
 pub(crate) use activation::{sigmoid, silu};
 pub use cca::{ConvolvedHeadOps, HeadConvolution, HeadMix};
+pub(crate) use convolution::{convolve_rows, shift_window};
 pub use cpu::{CpuOps, CpuPages, HostBuffer, HostRows, gather_bytes};
 pub(crate) use delta_rule::DeltaTokens;
 pub use delta_rule::{ChannelDecay, DeltaHeads};
@@ -33,6 +37,8 @@ pub use rotary::{RopeTable, Rotary};
 pub(crate) use row_norms::{layer_norm_row, rms_row, scale, sum};
 pub use rows::{Few, Rows};
 pub use sampled::{ChangedLogit, DrawOps, DrawnFrom, LogitChanges, TokenDraw};
+pub(crate) use scan::{ChannelTokens, ScanTokens};
+pub(crate) use top_scores::{SCORES, best_of_blocks, highest};
 pub use topk_rows::{BlockPooling, ChoiceOps, IndexBlocks, IndexChoice, SeenRows};
 
 use crate::device::{KvView, Place};

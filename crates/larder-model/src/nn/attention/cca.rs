@@ -14,7 +14,7 @@ use crate::config::config_error;
 use crate::error::Result;
 use crate::kv::StateLens;
 use crate::nn::{CausalConv, TokenScratch};
-use crate::ops::{Constant, HeadConvolution, HeadMix, Ops, Rows, sum};
+use crate::ops::{Constant, HeadConvolution, HeadMix, Ops, Rows};
 use crate::step::{ForwardPass, LayerStates};
 use crate::weights::{Linear, PlacedMatrix, WeightLoader};
 
@@ -156,50 +156,6 @@ impl ConvolvedInputs {
         let floats = 2 * channels + 3 * channels + taps * channels + 3 * channels + 4 * self.shape.half();
         TokenScratch { floats, input: taps * channels }
     }
-}
-
-/// How queries and keys are made of what was projected and convolved.
-pub(crate) struct MixedHeads<'a> {
-    /// Query heads.
-    pub heads: usize,
-    /// Key heads.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// `[channels]`, added to what was convolved.
-    pub bias: &'a [f32],
-    /// `[kv_heads]`: factors on the lengths of keys.
-    pub factors: &'a [f32],
-}
-
-impl MixedHeads<'_> {
-    /// Queries and keys of a token, of what was projected, queries and keys, and of what was convolved, which still
-    /// lacks its bias.
-    pub fn of(&self, [queries, keys, mixed]: [&[f32]; 3], [q, k]: [&mut [f32]; 2]) {
-        let MixedHeads { heads, kv_heads, head_dim, bias, factors } = *self;
-        let group = heads / kv_heads;
-        let biased = mixed.iter().zip(bias).map(|(value, bias)| value + bias);
-        q.iter_mut().chain(&mut *k).zip(biased).for_each(|(out, value)| *out = value);
-        for at in 0..kv_heads * head_dim {
-            let (head, channel) = (at / head_dim, at % head_dim);
-            let mut total = 0.0;
-            for query in (head * group..(head + 1) * group).map(|head| head * head_dim + channel) {
-                let mean = (queries[query] + keys[at]) * 0.5;
-                q[query] += mean;
-                total += mean;
-            }
-            k[at] += total / group as f32;
-        }
-        q.chunks_exact_mut(head_dim).for_each(|head| normalise(head, 1.0));
-        k.chunks_exact_mut(head_dim).zip(factors).for_each(|(head, by)| normalise(head, *by));
-    }
-}
-
-/// Brings a head to the length that is the root of its width, times `factor`.
-fn normalise(head: &mut [f32], factor: f32) {
-    let length = sum(head.iter().map(|value| value * value)).sqrt();
-    let scale = (head.len() as f32).sqrt() / length.max(f32::EPSILON);
-    head.iter_mut().for_each(|value| *value = *value * scale * factor);
 }
 
 #[cfg(test)]

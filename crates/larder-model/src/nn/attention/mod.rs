@@ -8,9 +8,7 @@ mod output_gate;
 mod relative;
 mod selected;
 
-pub(crate) use cca::MixedHeads;
 pub use cca::{ConvolvedInputs, ConvolvedShape};
-pub(crate) use compressed::weighted_mean;
 pub use compressed::{CompressedAttention, CompressedShape, Compressor, CompressorShape, Entries, EntryIndexer};
 pub use grouped_query::{Attention, AttentionShape, AttentionTemperature, InputProducts, QkNorm};
 pub use latent::{LatentAttention, LatentShape, RowChoice};

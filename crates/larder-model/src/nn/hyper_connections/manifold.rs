@@ -1,11 +1,9 @@
 //! Manifold-constrained hyper-connections (mHC), of DeepSeek-V4 and GLM-5: how streams are read, written and mixed
 //! depends on the streams themselves, and the matrix that mixes them is made doubly stochastic.
 
-use larder_kernels::exp;
-
 use crate::error::Result;
 use crate::nn::{MergeStreams, ResidualConnection, TokenScratch};
-use crate::ops::{Constant, ManifoldWeights, Ops, Rows, StreamMix, sigmoid};
+use crate::ops::{Constant, ManifoldWeights, Ops, Rows, StreamMix};
 use crate::weights::{Linear, WeightLoader};
 
 /// Sizes and constants of the hyper-connections of a model.
@@ -101,50 +99,6 @@ impl ManifoldShape {
         let products = product.forward(ops.rms_groups(streams, 1, None, self.norm_eps)?, ops)?;
         let (eps, iterations) = (self.eps, self.iterations);
         ops.stream_weights(products, self.streams, &ManifoldWeights { scale, base, eps, iterations })
-    }
-}
-
-/// Turns the products of one token into weights of `count` streams: of each stream to read it, and if there are more,
-/// of each stream to write it, and the matrix `[from, to]` that mixes them.
-pub fn finish_weights(
-    weights: &mut [f32],
-    count: usize,
-    (base, scale): (&[f32], [f32; 3]),
-    (eps, iterations): (f32, usize),
-) {
-    let kind = |at: usize| (at / count).min(2);
-    weights.iter_mut().zip(base).enumerate().for_each(|(at, (w, base))| *w = *w * scale[kind(at)] + base);
-    let (read, others) = weights.split_at_mut(count);
-    read.iter_mut().for_each(|weight| *weight = sigmoid(*weight) + eps);
-    if !others.is_empty() {
-        let (write, matrix) = others.split_at_mut(count);
-        write.iter_mut().for_each(|weight| *weight = 2.0 * sigmoid(*weight));
-        balance(matrix, count, eps, iterations);
-    }
-}
-
-/// Makes the sums of rows and of columns of the softmax of each row one, or nearly so.
-fn balance(matrix: &mut [f32], count: usize, eps: f32, iterations: usize) {
-    for row in matrix.chunks_exact_mut(count) {
-        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        row.iter_mut().for_each(|value| *value = exp(*value - most));
-        let sum: f32 = row.iter().sum();
-        row.iter_mut().for_each(|value| *value = *value / sum + eps);
-    }
-    normalise_columns(matrix, count, eps);
-    for _ in 1..iterations {
-        for row in matrix.chunks_exact_mut(count) {
-            let sum = row.iter().sum::<f32>() + eps;
-            row.iter_mut().for_each(|value| *value /= sum);
-        }
-        normalise_columns(matrix, count, eps);
-    }
-}
-
-fn normalise_columns(matrix: &mut [f32], count: usize, eps: f32) {
-    for column in 0..count {
-        let sum = matrix[column..].iter().step_by(count).sum::<f32>() + eps;
-        matrix[column..].iter_mut().step_by(count).for_each(|value| *value /= sum);
     }
 }
 

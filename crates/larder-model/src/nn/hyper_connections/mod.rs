@@ -11,7 +11,6 @@ mod mean;
 mod scaled;
 
 pub use low_rank::{LowRankConnection, LowRankMixer, LowRankShape};
-pub(crate) use manifold::finish_weights;
 pub use manifold::{ManifoldConnection, ManifoldMerge, ManifoldShape};
 pub use mean::MeanMerge;
 pub use scaled::ScaledConnection;

@@ -133,26 +133,3 @@ impl HeadIndexer {
         4 * heads * width + 3 * width + 3 * heads
     }
 }
-
-/// The highest score of each block of `block` scores; the last `local` of them are infinite.
-pub fn best_of_blocks(scores: &[f32], block: usize, local: usize) -> Vec<f32> {
-    let best = |scores: &[f32]| scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut blocks: Vec<f32> = scores.chunks(block).map(best).collect();
-    blocks.iter_mut().rev().take(local).for_each(|score| *score = f32::INFINITY);
-    blocks
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::nn::highest;
-
-    #[test]
-    fn the_last_blocks_come_before_better_ones() {
-        let scores = [1.0, 9.0, 2.0, 3.0, 8.0, 0.0, 4.0, 4.0, -5.0];
-        let of = |block, count, local| highest(&best_of_blocks(&scores, block, local), count);
-        assert_eq!((of(2, 3, 1), of(2, 3, 2), of(2, 3, 0)), (vec![0, 2, 4], vec![0, 3, 4], vec![0, 2, 3]));
-        assert_eq!((of(2, 1, 9), of(4, 5, 1)), (vec![0], vec![0, 1, 2]), "the earliest of equal ones");
-        assert_eq!(highest(&best_of_blocks(&[f32::NAN, 1.0, 0.5], 1, 0), 2), [1, 2]);
-    }
-}

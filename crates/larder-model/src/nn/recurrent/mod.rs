@@ -5,7 +5,5 @@ mod delta;
 mod state_space;
 
 pub use conv::{CausalConv, ShortConv};
-pub(crate) use conv::{convolve_rows, shift_window};
 pub use delta::{DeltaForm, DeltaShape, GatedDeltaNet, KimiDelta, KimiDeltaShape};
-pub(crate) use state_space::{ChannelTokens, ScanTokens};
 pub use state_space::{Mamba1, Mamba1Shape, Mamba2, Mamba2Shape};

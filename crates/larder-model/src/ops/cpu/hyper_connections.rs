@@ -1,11 +1,15 @@
 //! Residual streams, several of which are side by side in a row.
 
+use larder_kernels::exp;
+
 use super::{TASK_ACTIVATIONS, TASK_VALUES, part};
 use crate::error::Result;
-use crate::nn::{finish_weights, gate_of_key};
 use crate::ops::{
-    CpuOps, ManifoldWeights, Rows, ScaledSides, StreamGate, StreamMix, StreamOps, rms_row, scale, sigmoid, silu,
+    CpuOps, ManifoldWeights, Rows, ScaledSides, StreamGate, StreamMix, StreamOps, rms_row, scale, sigmoid, silu, sum,
 };
+
+/// The least absolute value of a gate's root.
+const LEAST: f32 = 1e-6;
 
 impl StreamOps for CpuOps {
     fn rms_groups(&self, x: Rows, groups: usize, weight: Option<usize>, eps: f64) -> Result<Rows> {
@@ -129,5 +133,74 @@ impl StreamOps for CpuOps {
                 out.iter_mut().for_each(|sum| *sum /= count as f32);
             }
         }))
+    }
+}
+
+/// Turns the products of one token into weights of `count` streams: of each stream to read it, and if there are more,
+/// of each stream to write it, and the matrix `[from, to]` that mixes them.
+fn finish_weights(
+    weights: &mut [f32],
+    count: usize,
+    (base, scale): (&[f32], [f32; 3]),
+    (eps, iterations): (f32, usize),
+) {
+    let kind = |at: usize| (at / count).min(2);
+    weights.iter_mut().zip(base).enumerate().for_each(|(at, (w, base))| *w = *w * scale[kind(at)] + base);
+    let (read, others) = weights.split_at_mut(count);
+    read.iter_mut().for_each(|weight| *weight = sigmoid(*weight) + eps);
+    if !others.is_empty() {
+        let (write, matrix) = others.split_at_mut(count);
+        write.iter_mut().for_each(|weight| *weight = 2.0 * sigmoid(*weight));
+        balance(matrix, count, eps, iterations);
+    }
+}
+
+/// Makes the sums of rows and of columns of the softmax of each row one, or nearly so.
+fn balance(matrix: &mut [f32], count: usize, eps: f32, iterations: usize) {
+    for row in matrix.chunks_exact_mut(count) {
+        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        row.iter_mut().for_each(|value| *value = exp(*value - most));
+        let sum: f32 = row.iter().sum();
+        row.iter_mut().for_each(|value| *value = *value / sum + eps);
+    }
+    normalise_columns(matrix, count, eps);
+    for _ in 1..iterations {
+        for row in matrix.chunks_exact_mut(count) {
+            let sum = row.iter().sum::<f32>() + eps;
+            row.iter_mut().for_each(|value| *value /= sum);
+        }
+        normalise_columns(matrix, count, eps);
+    }
+}
+
+fn normalise_columns(matrix: &mut [f32], count: usize, eps: f32) {
+    for column in 0..count {
+        let sum = matrix[column..].iter().step_by(count).sum::<f32>() + eps;
+        matrix[column..].iter_mut().step_by(count).for_each(|value| *value /= sum);
+    }
+}
+
+/// The gate of a stream.
+fn gate_of_key(key: &[f32], query: &[f32]) -> f32 {
+    let product = sum(key.iter().zip(query).map(|(k, q)| k * q)) / (key.len() as f32).sqrt();
+    let root = product.abs().max(LEAST).sqrt();
+    sigmoid(if product > 0.0 {
+        root
+    } else if product < 0.0 {
+        -root
+    } else {
+        0.0
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gates_have_the_sign_of_the_product_and_its_root() {
+        let of = |product: f32| gate_of_key(&[product, 0.0, 0.0, 0.0], &[2.0, 5.0, 0.0, 0.0]);
+        assert_eq!((of(0.0), of(4.0)), (0.5, sigmoid(2.0)));
+        assert_eq!((of(-4.0), of(1e-9)), (sigmoid(-2.0), sigmoid(1e-3)));
     }
 }

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::TASK_ACTIVATIONS;
 use crate::error::Result;
-use crate::nn::{ChannelTokens, ScanTokens, convolve_rows, shift_window};
 use crate::ops::{
-    Activation, ChannelScan, Convolution, CpuOps, Delta, DeltaTokens, GateFunction, RecurrentOps, Rows, Scan, StateSpan,
+    Activation, ChannelScan, ChannelTokens, Convolution, CpuOps, Delta, DeltaTokens, GateFunction, RecurrentOps, Rows,
+    Scan, ScanTokens, StateSpan, convolve_rows, shift_window,
 };
 
 impl CpuOps {

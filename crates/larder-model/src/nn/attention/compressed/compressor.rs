@@ -1,8 +1,6 @@
 //! Compressed entries: a row for each block of tokens, the mean of what they have for each channel, weighted by a
 //! softmax over the block.
 
-use larder_kernels::exp;
-
 use crate::error::Result;
 use crate::kv::{AttentionMask, FurtherShape, RowShape};
 use crate::nn::indexers::BlockKeys;
@@ -126,14 +124,6 @@ impl CompressorShape {
     fn channels(self) -> usize {
         if self.overlap { 2 * self.width } else { self.width }
     }
-}
-
-/// The sum of values, each weighted by the softmax of the logits.
-pub fn weighted_mean(pooled: &mut [(f32, f32)]) -> f32 {
-    let most = pooled.iter().map(|(_, logit)| *logit).fold(f32::NEG_INFINITY, f32::max);
-    pooled.iter_mut().for_each(|(_, logit)| *logit = exp(*logit - most));
-    let sum: f32 = pooled.iter().map(|(_, weight)| weight).sum();
-    pooled.iter().map(|(value, weight)| value * (weight / sum)).sum()
 }
 
 /// How many entries a query at each position of a step sees: those of the blocks that are complete there.

@@ -19,7 +19,6 @@ mod output;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use compressor::weighted_mean;
 pub use compressor::{Compressor, CompressorShape};
 
 /// Sizes and constants of the attention.
