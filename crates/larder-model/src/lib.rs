@@ -4,7 +4,7 @@
 //! [`blueprint`] reads a `config.json` and lists the tensors that the model needs. [`Decoder`] loads the resident
 //! weights and computes prefill and decode; [`KvCache`] is the state of one sequence. Each MoE layer hands its router
 //! logits to an [`ExpertPath`], which chooses and computes the experts: [`AllResident`] keeps all of them in memory,
-//! the crates above stream them. Matrix products and attention run on a [`ComputeContext`], on CPU threads or on a
+//! the crates above stream them. Matmuls and attention run on a [`ComputeContext`], on CPU threads or on a
 //! device behind [`DeviceProducts`], [`DeviceAttention`], [`Ops`] and [`DeviceExperts`]. A [`Tap`] observes hidden
 //! states, routing and times.
 //!
@@ -92,17 +92,17 @@ pub use device::{
 pub use error::{Cause, ModelError, Result};
 pub use experts::{
     AllResident, CallOnDevice, ChosenOnDevice, DeviceExperts, DeviceMoeCall, DevicePath, ExactExperts, ExactPath,
-    ExpertPath, ExpertWorkspace, HintSource, KnownExperts, MoeCall, PART_ROWS, Routed, route, wanted_experts,
+    ExpertPath, ExpertWorkspace, HashRouting, HintSource, MoeCall, PART_ROWS, Routed, route, wanted_experts,
 };
-pub use fake::{AttentionDouble, ProductsDouble};
+pub use fake::{FakeAttention, FakeProducts};
 pub use kv::{KvCache, KvFormat, KvPool, KvUsage, SavedStateError};
 pub use larder_kernels::PoolActivity;
 pub use ops::{
-    Activation, BEST_FOUND, BlockPooling, ChangedLogit, ChannelDecay, ChannelScan, ChoiceOps, Convolution,
-    ConvolvedHeadOps, CpuOps, CpuOps as OpsDouble, CpuPages, Decay, Delta, DeltaHeads, DrawOps, DrawnFrom, Few,
-    GateFunction, GateOrder, HeadConvolution, HeadMix, HeadNorm, HeadRest, Heads, HostBuffer, HostRows, IndexBlocks,
+    Activation, BEST_FOUND, BlockPooling, CcaOps, ChangedLogit, ChannelDecay, ChannelScan, ChoiceOps, Convolution,
+    CpuOps, CpuOps as FakeOps, CpuPages, Decay, Delta, DeltaHeads, DrawOps, DrawnFrom, Few, GateFunction, GateOrder,
+    HeadConvolution, HeadMix, HeadNorm, HeadRest, Heads, HostBuffer, HostRows, HyperConnectionOps, IndexBlocks,
     IndexChoice, LogitChanges, MATRIX_STREAMS, ManifoldWeights, NormGate, Ops, RecurrentOps, Rotation, Rows,
-    ScaledSides, Scan, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix, StreamOps, TokenDraw,
+    ScaledSides, Scan, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix, TokenDraw,
 };
 pub use step::{LogitsFor, Span, TokenOrigin, TokenPhase};
 pub use tap::{Phase, Tap};

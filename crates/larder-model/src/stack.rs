@@ -45,7 +45,7 @@ pub struct Stack {
 pub struct Streams {
     /// Number of streams.
     pub count: usize,
-    /// Merges the streams behind the last layer.
+    /// Merges the streams after the last layer.
     pub merge: Box<dyn MergeStreams>,
 }
 

@@ -16,7 +16,7 @@ pub enum Phase {
     /// Token mixing: attention, convolution or recurrence, with the norm before it. Where a device computes a layer as
     /// a chain, also what remains of the experts of the layer before, and the router.
     Mixing,
-    /// The router's product, with the norm before it.
+    /// The router's matmul, with the norm before it.
     Routing,
     /// Choosing experts, waiting for reads and copies, and computing them, shared experts included; or a dense MLP.
     Experts,

@@ -37,7 +37,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let inter = config.size_or(&["moe_intermediate_size"], 1408)?;
     let shared = config.count_or(&["num_shared_experts"], 2)?;
     let mup = config.flag_or("mup_enabled", false)?;
-    config.ignore(&["load_balance_coeff", "use_grouped_mm"]); // of training; another way to the same products
+    config.ignore(&["load_balance_coeff", "use_grouped_mm"]); // of training; another way to the same matmuls
 
     let geometry = basics.geometry((dense_layers..basics.layers).collect(), experts, top_k, inter)?;
     let names = ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj");

@@ -1,4 +1,4 @@
-//! Ling: one product for queries, keys and values; a softmax gate in the first version, DeepSeek-V3's in the second.
+//! Ling: one matmul for queries, keys and values; a softmax gate in the first version, DeepSeek-V3's in the second.
 //!
 //! ```text
 //! x += attention(rms(x))                    in the second version QK norm per head, RoPE on a part of each head

@@ -151,8 +151,8 @@ impl Basics {
         self.attention_as(weights, prefix, "o_proj", self.heads * self.head_dim, bias, rotary)
     }
 
-    /// As [`attention`](Self::attention), with `output` as the name of the output product, and `query_rows` rows in the
-    /// query product.
+    /// As [`attention`](Self::attention), with `output` as the name of the output projection, and `query_rows` rows in
+    /// the query projection.
     pub fn attention_as(
         &self,
         weights: &mut WeightLoader,
@@ -170,7 +170,7 @@ impl Basics {
         self.attention_with(weights, inputs, &format!("{prefix}.{output}"), bias, rotary)
     }
 
-    /// As [`attention_as`](Self::attention_as), without a product for the values: they are what that of the keys
+    /// As [`attention_as`](Self::attention_as), without a matmul for the values: they are what that of the keys
     /// yields.
     pub fn attention_of_keys(
         &self,
@@ -187,7 +187,7 @@ impl Basics {
         self.attention_with(weights, inputs, &format!("{prefix}.{output}"), bias, rotary)
     }
 
-    /// Plain attention of these products; `output` is the name of the output product.
+    /// Plain attention of these matmuls; `output` is the name of the output projection.
     pub fn attention_with(
         &self,
         weights: &mut WeightLoader,
@@ -311,7 +311,7 @@ impl Basics {
     }
 }
 
-/// The products of attention that have biases.
+/// The matmuls of attention that have biases.
 #[derive(Clone, Copy)]
 pub struct AttentionBias {
     pub qkv: bool,

@@ -35,7 +35,7 @@ pub struct Family {
 /// Defaults of an architecture for keys that a config does not have.
 #[derive(Clone, Copy)]
 pub struct LatentDefaults {
-    /// Rank of the query's low-rank product.
+    /// Rank of the query's low-rank projection.
     pub q_rank: Option<usize>,
     /// Width of a head's unrotated part.
     pub nope: usize,

@@ -3,7 +3,7 @@
 //! ```text
 //! x  = embedding · √hidden
 //! x += rms(attention(rms(x)))               QK norm per head, values normalised too; sliding windows, or wider heads
-//!                                           whose values are the keys' product
+//!                                           whose values are the keys' matmul
 //! y  = rms(mlp(rms(x))) + rms(Σ_k weight · expert(rms(x)))
 //!                                           softmax of a router on the normalised x, top k, renormalised, times a
 //!                                           factor per expert
@@ -66,7 +66,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     Ok(Stack { factors, ropes: vec![stack.ropes[0].clone(), second], ..stack })
 }
 
-/// Attention in the shape of a layer; with `shares_product` the product of the keys yields the values too.
+/// Attention in the shape of a layer; with `shares_product` the matmul of the keys yields the values too.
 fn attention(
     weights: &mut WeightLoader,
     prefix: &str,

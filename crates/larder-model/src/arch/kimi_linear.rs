@@ -82,7 +82,7 @@ pub struct HybridMixers {
     pub a_log: Vec<usize>,
     /// The other layers.
     pub latent: LatentShape,
-    /// Whether products of latent attention have biases.
+    /// Whether matmuls of latent attention have biases.
     pub bias: bool,
     /// Rotation in latent attention.
     pub rotary: Option<Rotary>,

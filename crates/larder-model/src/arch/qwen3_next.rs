@@ -47,7 +47,7 @@ pub struct FfnParts {
     pub shared_width: usize,
 }
 
-/// The architecture, with the form in which the delta rule's products are stored, and the keys of the other parts,
+/// The architecture, with the form in which the delta rule's matmuls are stored, and the keys of the other parts,
 /// which are read for the number of layers.
 pub fn build_with(
     config: &mut Config,
@@ -86,7 +86,7 @@ pub fn build_with(
     })
 }
 
-/// Softmax attention whose query product also yields an output gate.
+/// Softmax attention whose query projection also yields an output gate.
 pub fn attention(
     basics: &Basics,
     weights: &mut WeightLoader,

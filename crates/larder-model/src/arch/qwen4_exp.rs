@@ -147,7 +147,7 @@ fn linear_layers(config: &mut Config, layers: usize) -> Result<Vec<bool>> {
 /// The indexer of all layers with attention.
 struct IndexerConfig {
     shape: BlockIndexerShape,
-    /// Whether the products of queries and keys are apart, as in GGUF.
+    /// Whether the matmuls of queries and keys are apart, as in GGUF.
     split: bool,
 }
 

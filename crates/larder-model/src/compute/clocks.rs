@@ -29,7 +29,7 @@ impl ComputeClocks {
 /// Time of a pass in multi-threaded kernels; the rest of the pass is overhead.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ComputeTime {
-    /// Products with weights.
+    /// Matmuls with weights.
     pub products: Duration,
     /// Attention over the KV cache.
     pub attention: Duration,

@@ -11,11 +11,11 @@ use larder_kernels::Inputs;
 pub enum ExpertInput {
     /// That of the gate and the up matrix: hidden states.
     Hidden,
-    /// That of the down matrix: values behind the activation.
+    /// That of the down matrix: values after the activation.
     Inner,
 }
 
-/// Collects the inputs of all products of the models that compute on a context.
+/// Collects the inputs of all matmuls of the models that compute on a context.
 #[derive(Default, Debug)]
 pub struct InputSquares {
     resident: Mutex<BTreeMap<String, Arc<Mutex<ColumnSquares>>>>,

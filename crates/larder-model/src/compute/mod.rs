@@ -1,4 +1,4 @@
-//! The context that products and attention are computed on.
+//! The context that matmuls and attention are computed on.
 
 mod clocks;
 mod input_squares;
@@ -20,14 +20,14 @@ use crate::device::{DeviceAttention, DeviceProducts, Place};
 use crate::kv::{KvFormat, KvPool};
 use crate::ops::{CpuOps, CpuPages, Ops};
 
-/// Where and how a model's products and attention are computed: threads, devices, precision.
+/// Where and how a model's matmuls and attention are computed: threads, devices, precision.
 pub struct ComputeContext {
     /// CPU threads.
     pub pool: Arc<ThreadPool>,
-    /// Keeps activations in f32 in products with quantised weights, instead of rounding them to eight bits: slow, the
+    /// Keeps activations in f32 in matmuls with quantised weights, instead of rounding them to eight bits: slow, the
     /// reference for the fast path.
     pub exact: bool,
-    /// The device that stores the weights of products and multiplies with them; `None` for the CPU. Not together with
+    /// The device that stores the weights of matmuls and multiplies with them; `None` for the CPU. Not together with
     /// [`exact`](Self::exact).
     pub device_products: Option<Arc<dyn DeviceProducts>>,
     /// The device that stores keys and values and computes attention over those; `None` for the CPU.
@@ -35,7 +35,7 @@ pub struct ComputeContext {
     /// The number of layers with keys and values on that device, the first ones in the order of
     /// `LayerShape::device_order`.
     pub kv_device_layers: usize,
-    /// Chains of operations on the device of products and attention; `None` where each is waited for.
+    /// Chains of operations on the device of matmuls and attention; `None` where each is waited for.
     pub device_ops: Option<Arc<dyn Ops>>,
     /// Number format of the KV cache.
     pub kv_format: KvFormat,
@@ -43,9 +43,9 @@ pub struct ComputeContext {
     pub kv_limit_bytes: Option<usize>,
     /// When checkpoints of recurrent states are taken.
     pub kv_checkpoints: CheckpointPolicy,
-    /// Collects the inputs of all products on the CPU; `None` unless an importance matrix is made.
+    /// Collects the inputs of all matmuls on the CPU; `None` unless an importance matrix is made.
     pub input_squares: Option<Arc<InputSquares>>,
-    /// Time spent in products and attention.
+    /// Time spent in matmuls and attention.
     pub clocks: Arc<ComputeClocks>,
     /// Pages of KV caches in main memory.
     pub pages: Arc<CpuPages>,
@@ -56,7 +56,7 @@ pub struct ComputeContext {
 }
 
 impl ComputeContext {
-    /// Products and attention on `threads` CPU threads, each pinned to a processor of its own if `pin`; activations are
+    /// Matmuls and attention on `threads` CPU threads, each pinned to a processor of its own if `pin`; activations are
     /// rounded where weights are quantised, and the KV cache is f32.
     pub fn new(threads: usize, pin: bool) -> io::Result<Self> {
         Ok(ComputeContext::on(ThreadPool::new(threads, pin)?.into()))
@@ -132,7 +132,7 @@ impl ComputeContext {
         }
     }
 
-    /// A batch of products on the CPU.
+    /// A batch of matmuls on the CPU.
     pub(crate) fn matmul(&self, batch: &mut [Product]) {
         timed(&self.clocks.products, || products(&self.pool, batch));
     }

@@ -55,7 +55,7 @@ pub struct AheadInput<'a> {
     pub best: Option<&'a BestLogits>,
     /// What that token is drawn by.
     pub draw: &'a TokenDraw,
-    /// How its choice changes logits, behind all tokens that are known: those of `best`, if it is not all.
+    /// How its choice changes logits, after all tokens that are known: those of `best`, if it is not all.
     pub changes: &'a LogitChanges,
 }
 

@@ -156,7 +156,7 @@ fn input<'s>(span: &'s mut Span) -> &'s mut EncoderInput {
     span.cache.encoder.as_mut().expect("the caches of a model with an encoder have its input")
 }
 
-/// What the decoder computes for a span: generated tokens, or the start token behind a prompt whose logits are asked
+/// What the decoder computes for a span: generated tokens, or the start token after a prompt whose logits are asked
 /// for.
 fn decoder_span<'s>(encoder: &'s Encoder, span: &'s mut Span) -> Option<Span<'s>> {
     let Span { tokens, horizon, logits_for, origin, .. } = *span;

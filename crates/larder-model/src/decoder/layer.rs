@@ -11,7 +11,7 @@
 use larder_core::ExpertId;
 
 use crate::error::{ModelError, Result};
-use crate::experts::{HintSource, KnownExperts};
+use crate::experts::{HashRouting, HintSource};
 use crate::nn::{Moe, MoeInput, MoeOutput, RouterRows, Running};
 use crate::ops::{Ops, Rows};
 use crate::stack::{Branch, CrossAttention, Ffn, Layer};
@@ -60,10 +60,10 @@ enum TokenExperts {
 }
 
 impl TokenExperts {
-    fn for_device(&self) -> KnownExperts<'_> {
+    fn for_device(&self) -> HashRouting<'_> {
         match self {
-            TokenExperts::Ids(ids) => KnownExperts::Ids(ids),
-            TokenExperts::OfDrawn(table) => KnownExperts::OfDrawn(*table),
+            TokenExperts::Ids(ids) => HashRouting::Ids(ids),
+            TokenExperts::OfDrawn(table) => HashRouting::OfDrawn(*table),
         }
     }
 

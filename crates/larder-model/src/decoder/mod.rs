@@ -130,7 +130,7 @@ fn build_gathering(config: &Value, weights: &mut WeightLoader) -> Result<(&'stat
 }
 
 impl Decoder {
-    /// Builds the model that `config` describes and loads its resident weights from `tensors`. Products and attention
+    /// Builds the model that `config` describes and loads its resident weights from `tensors`. Matmuls and attention
     /// are computed on `compute`.
     pub fn load(config: &Value, tensors: &dyn Tensors, compute: Arc<ComputeContext>) -> Result<Self> {
         let mut list = WeightLoader::list();
@@ -226,7 +226,7 @@ impl Decoder {
     }
 
     /// Appends the states of `tokens` tokens that were not computed to a KV cache: values drawn from `seed`. Attention
-    /// over them takes the time that it takes over computed ones, so this measures decode behind a long context.
+    /// over them takes the time that it takes over computed ones, so this measures decode after a long context.
     ///
     /// After an error the KV cache is as after an error of [`step`](Self::step).
     pub fn fill_kv_cache(&self, cache: &mut KvCache, tokens: usize, seed: u64) -> Result<()> {

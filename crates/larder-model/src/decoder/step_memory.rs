@@ -1,4 +1,4 @@
-//! What the activations of a step take, from which the memory plan decides how many tokens a piece of prefill has.
+//! What the activations of a step take, from which the memory plan decides how many tokens a prefill chunk has.
 
 use larder_core::StepMemory;
 use larder_kernels::InputBuffer;
@@ -11,7 +11,7 @@ use crate::stack::{Branch, Encoder, Ffn, Layer, Stack};
 const POSITION_BYTES: usize = 64;
 
 /// The memory of the activations of a step of this model. What layers allocate is freed at their end; the inputs of
-/// products and the expert workspace are kept.
+/// matmuls and the expert workspace are kept.
 pub(crate) fn step_memory(stack: &Stack) -> StepMemory {
     let hidden = stack.hidden;
     let parts = stack.all_layers().flat_map(|layer| layer_scratch(layer, hidden));

@@ -74,15 +74,15 @@ pub struct DeviceMoeCall<'a> {
     pub logits: Rows,
     /// Added to the score of that class, which is the last.
     pub none: Option<f32>,
-    /// The experts, if they are known; then the gate only weighs them.
-    pub known: Option<KnownExperts<'a>>,
+    /// The experts of hash routing; then the gate only weighs them.
+    pub known: Option<HashRouting<'a>>,
     /// The inputs, and what is added to the sums.
     pub on_device: CallOnDevice,
 }
 
-/// Experts that the token decides on.
+/// The experts of hash routing, which the token decides on.
 #[derive(Clone, Copy, Debug)]
-pub enum KnownExperts<'a> {
+pub enum HashRouting<'a> {
     /// `[tokens, k]`
     Ids(&'a [ExpertId]),
     /// A row of the table `[vocab, k]` with this id, numbers as bits, which the device [keeps](crate::Ops::keep): that
@@ -226,7 +226,7 @@ pub(crate) fn device_of<'p>(experts: &'p mut dyn ExpertPath, ops: &dyn Ops) -> O
     experts.on_device().filter(|_| ops.place() == Place::Device)
 }
 
-/// The model's own choice for every token of a call: the top k, or the experts that are known.
+/// The model's own choice for every token of a call: the top k, or the experts of hash routing.
 pub fn route(call: &MoeCall) -> Routed {
     route_on(call, &ThreadPool::single_threaded())
 }

@@ -1,4 +1,4 @@
-//! Double of a device that has pages of KV caches and states.
+//! A fake device that has pages of KV caches and states.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,9 +7,9 @@ use crate::device::{DeviceAttention, KvPageShape};
 use crate::error::{ModelError, Result};
 use crate::ops::CpuPages;
 
-/// Double of [`DeviceAttention`]: pages in main memory, of which there is as much as it says.
+/// Fake of [`DeviceAttention`]: pages in main memory, of which there is as much as it says.
 #[derive(Default)]
-pub struct AttentionDouble {
+pub struct FakeAttention {
     total_bytes: usize,
     /// Every n-th attention call fails; 0 for none.
     failing: u64,
@@ -28,10 +28,10 @@ struct Inner {
     allocations: u64,
 }
 
-impl AttentionDouble {
+impl FakeAttention {
     /// A device with `total_bytes` of memory that does not fail.
     pub fn new(total_bytes: usize) -> Self {
-        AttentionDouble { total_bytes, ..AttentionDouble::default() }
+        FakeAttention { total_bytes, ..FakeAttention::default() }
     }
 
     /// Every n-th attention call fails.
@@ -82,7 +82,7 @@ impl AttentionDouble {
     }
 }
 
-impl DeviceAttention for AttentionDouble {
+impl DeviceAttention for FakeAttention {
     fn allocate(&self, shape: KvPageShape) -> Result<usize> {
         let mut state = self.lock();
         state.allocations += 1;

@@ -1,4 +1,4 @@
-//! Test doubles of devices: they store copies in main memory, compute with the CPU kernels, and can fail on purpose.
+//! Fakes of devices for tests: they store copies in main memory, compute with the CPU kernels, and can fail on purpose.
 
 mod attention;
 
@@ -9,11 +9,11 @@ use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, products};
 
 use crate::device::{DeviceProduct, DeviceProducts, MatrixShape};
 use crate::error::{ModelError, Result};
-pub use attention::AttentionDouble;
+pub use attention::FakeAttention;
 
-/// Double of [`DeviceProducts`]: stores copies of matrices and multiplies with the CPU kernels.
+/// Fake of [`DeviceProducts`]: stores copies of matrices and multiplies with the CPU kernels.
 #[derive(Default)]
-pub struct ProductsDouble {
+pub struct FakeProducts {
     free_bytes: u64,
     /// Every n-th batch fails; 0 for none.
     failing: u64,
@@ -42,10 +42,10 @@ impl StoredMatrix {
     }
 }
 
-impl ProductsDouble {
+impl FakeProducts {
     /// A device with `free_bytes` of memory that does not fail.
     pub fn new(free_bytes: u64) -> Self {
-        ProductsDouble { free_bytes, ..ProductsDouble::default() }
+        FakeProducts { free_bytes, ..FakeProducts::default() }
     }
 
     /// Every n-th batch fails.
@@ -77,7 +77,7 @@ impl ProductsDouble {
     }
 }
 
-impl DeviceProducts for ProductsDouble {
+impl DeviceProducts for FakeProducts {
     fn upload_rows(&self, shape: &MatrixShape, read: &mut dyn FnMut(usize, &mut [u8]) -> Result<()>) -> Result<usize> {
         let MatrixShape { kind, order, rows, cols, scale, bytes: size } = *shape;
         let mut state = self.lock();

@@ -5,25 +5,25 @@ use std::sync::Arc;
 
 use larder_core::{KV_PAGE_TOKENS, Rng};
 
-use super::{FurtherShape, KvPool, KvRows, RowShape, made_up};
+use super::{AuxiliaryShape, KvPool, KvRows, RowShape, made_up};
 use crate::device::Place;
 use crate::error::Result;
 use crate::kv::{SavedState, SavedStateError};
 
-/// The further rows of one kind that a layer has of a sequence.
+/// The auxiliary rows of one kind that a layer has of a sequence.
 #[derive(Clone)]
-pub struct FurtherRows {
-    shape: FurtherShape,
+pub struct AuxiliaryRows {
+    shape: AuxiliaryShape,
     /// Positions behind those needed whose rows are kept.
     kept_behind: usize,
     /// Those appended.
     pub rows: KvRows,
 }
 
-impl FurtherRows {
+impl AuxiliaryRows {
     /// No rows yet. `kept_behind` positions behind those that are needed are kept for the sake of rewinding.
-    pub fn new(shape: FurtherShape, place: Place, kept_behind: usize, pool: &Arc<KvPool>) -> Self {
-        FurtherRows { shape, kept_behind, rows: KvRows::new(pool, place) }
+    pub fn new(shape: AuxiliaryShape, place: Place, kept_behind: usize, pool: &Arc<KvPool>) -> Self {
+        AuxiliaryRows { shape, kept_behind, rows: KvRows::new(pool, place) }
     }
 
     /// Makes room for `count` rows, which a chain on the device of the pool writes.
@@ -57,7 +57,7 @@ impl FurtherRows {
         self.rows.release_before(first / self.shape.tokens_per_row);
     }
 
-    /// Whether the rows are there that are needed behind `tokens` tokens.
+    /// Whether the rows are there that are needed after `tokens` tokens.
     pub(super) fn can_keep(&self, tokens: usize) -> bool {
         self.rows.first_position() <= self.shape.first_needed(tokens)
     }
@@ -79,7 +79,7 @@ impl FurtherRows {
         pool: &Arc<KvPool>,
         from: &mut SavedState,
     ) -> std::result::Result<(), SavedStateError> {
-        let FurtherShape { row, tokens_per_row, .. } = self.shape;
+        let AuxiliaryShape { row, tokens_per_row, .. } = self.shape;
         let rows = tokens / tokens_per_row;
         if rows > 0 {
             self.rows = KvRows::load(pool, row, rows, self.shape.first_needed(tokens), from)?;

@@ -20,8 +20,8 @@ pub struct LayerShape {
     pub mask: AttentionMask,
     /// The most rows of keys and values that a token reads, if they are chosen for it.
     pub chosen: Option<usize>,
-    /// Further rows.
-    pub further: Vec<FurtherShape>,
+    /// Auxiliary rows.
+    pub auxiliary: Vec<AuxiliaryShape>,
 }
 
 /// The rows of one token.
@@ -55,9 +55,9 @@ impl AttentionMask {
     }
 }
 
-/// Shape of further rows.
+/// Shape of auxiliary rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FurtherShape {
+pub struct AuxiliaryShape {
     /// A row.
     pub row: RowShape,
     /// Tokens of each row, at least one: after `n` tokens there are `n / tokens_per_row` rows, one per complete block.
@@ -69,13 +69,13 @@ pub struct FurtherShape {
     pub chosen: Option<usize>,
 }
 
-impl FurtherShape {
+impl AuxiliaryShape {
     /// Rows of each token, all of which are kept.
     pub fn per_token(heads: usize, width: usize) -> Self {
-        FurtherShape { row: RowShape { heads, width }, tokens_per_row: 1, mask: AttentionMask::Causal, chosen: None }
+        AuxiliaryShape { row: RowShape { heads, width }, tokens_per_row: 1, mask: AttentionMask::Causal, chosen: None }
     }
 
-    /// The first row that is needed behind `tokens` tokens.
+    /// The first row that is needed after `tokens` tokens.
     pub fn first_needed(&self, tokens: usize) -> usize {
         self.mask.first_visible(tokens) / self.tokens_per_row
     }
@@ -129,7 +129,7 @@ impl LayerShape {
         recurrent: None,
         mask: AttentionMask::Causal,
         chosen: None,
-        further: Vec::new(),
+        auxiliary: Vec::new(),
     };
 
     /// Keys and values of attention.
@@ -147,9 +147,9 @@ impl LayerShape {
         LayerShape { recurrent: Some(lens), ..LayerShape::NOTHING }
     }
 
-    /// With further rows.
-    pub fn with_further(self, further: Vec<FurtherShape>) -> Self {
-        LayerShape { further, ..self }
+    /// With auxiliary rows.
+    pub fn with_auxiliary(self, auxiliary: Vec<AuxiliaryShape>) -> Self {
+        LayerShape { auxiliary, ..self }
     }
 
     /// Whether keys and values can be on a device.
@@ -167,11 +167,11 @@ impl LayerShape {
 
     /// Whether it keeps rows of all tokens.
     fn grows(&self) -> bool {
-        let masks = self.further.iter().map(|further| further.mask);
+        let masks = self.auxiliary.iter().map(|auxiliary| auxiliary.mask);
         masks.chain([self.mask]).any(|mask| mask == AttentionMask::Causal)
     }
 
-    /// Memory for keys, values and further rows.
+    /// Memory for keys, values and auxiliary rows.
     pub fn kv_memory(&self) -> SequenceMemory {
         let of = |RowShape { heads, width }: &RowShape| match self.mask {
             AttentionMask::Causal => match self.chosen {
@@ -183,7 +183,7 @@ impl LayerShape {
                 SequenceMemory::window_rows(*heads, *width, [window, window.saturating_add(behind)])
             }
         };
-        self.keys.iter().chain(&self.values).map(of).chain(self.further.iter().map(FurtherShape::memory)).sum()
+        self.keys.iter().chain(&self.values).map(of).chain(self.auxiliary.iter().map(AuxiliaryShape::memory)).sum()
     }
 
     /// Memory for all of it.

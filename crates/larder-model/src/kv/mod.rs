@@ -9,12 +9,12 @@ mod recurrent_state;
 mod rows;
 mod saved_state;
 
-pub use auxiliary_rows::FurtherRows;
+pub use auxiliary_rows::AuxiliaryRows;
 pub use cache::{EncoderInput, KvCache, LayerKv};
 pub use format::KvFormat;
 use larder_core::Rng;
 pub(crate) use layer_shape::REWIND_POSITIONS;
-pub use layer_shape::{AttentionMask, FurtherShape, LayerShape, RowShape, StateLens};
+pub use layer_shape::{AttentionMask, AuxiliaryShape, LayerShape, RowShape, StateLens};
 pub use pool::{KvPool, KvUsage};
 pub use recurrent_state::RecurrentState;
 pub use rows::KvRows;

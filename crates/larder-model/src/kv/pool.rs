@@ -92,7 +92,7 @@ impl KvPool {
         self.checkpoints
     }
 
-    /// Where keys and values are of each of these layers, behind `before` whose keys and values can be on the device.
+    /// Where keys and values are of each of these layers, after `before` whose keys and values can be on the device.
     pub(super) fn places(&self, layers: &[LayerShape], before: usize) -> Vec<Place> {
         let mut places = vec![Place::Host; layers.len()];
         let count = if self.device.is_some() { self.device_layers.saturating_sub(before) } else { 0 };
@@ -252,7 +252,7 @@ mod tests {
     use larder_core::NumberFormat;
 
     use super::*;
-    use crate::fake::AttentionDouble;
+    use crate::fake::FakeAttention;
 
     fn pool(limit: usize, device: Option<Arc<dyn DeviceAttention>>) -> Arc<KvPool> {
         KvPool::new(KvFormat::F16, CheckpointPolicy::default(), Some(limit), (Arc::default(), device))
@@ -262,8 +262,8 @@ mod tests {
     fn pages_are_used_again_and_refused_beyond_the_limit() {
         let [small, large] = [1, 2].map(|heads| page_shape(KvFormat::F16, heads, 8));
         assert_eq!((small.bytes(), large.bytes()), (1024, 2048));
-        let double = Arc::new(AttentionDouble::new(4096));
-        for device in [None, Some(double.clone() as Arc<dyn DeviceAttention>)] {
+        let fake = Arc::new(FakeAttention::new(4096));
+        for device in [None, Some(fake.clone() as Arc<dyn DeviceAttention>)] {
             let place = if device.is_some() { Place::Device } else { Place::Host };
             let pool = pool(3 * 1024 + 100, device);
             let mut pages: Vec<KvPage> = (0..3).map(|_| pool.page(small, place).unwrap()).collect();
@@ -281,18 +281,18 @@ mod tests {
             let large = pool.page(large, place).unwrap();
             assert_eq!(pool.usage(), KvUsage { pages: 1, page_bytes: 2048, state_bytes: 0 });
             drop((large, pool));
-            assert_eq!(double.used_bytes(), 0);
+            assert_eq!(fake.used_bytes(), 0);
         }
     }
 
     #[test]
     fn a_device_without_room_gets_unused_pages_back_first() {
-        let double = Arc::new(AttentionDouble::new(2048));
-        let pool = pool(usize::MAX, Some(double.clone()));
+        let fake = Arc::new(FakeAttention::new(2048));
+        let pool = pool(usize::MAX, Some(fake.clone()));
         drop(pool.page(page_shape(KvFormat::F16, 1, 8), Place::Device).unwrap());
-        assert_eq!(double.used_bytes(), 1024);
+        assert_eq!(fake.used_bytes(), 1024);
         let large = pool.page(page_shape(KvFormat::F16, 2, 8), Place::Device).unwrap();
-        assert_eq!(double.used_bytes(), 2048);
+        assert_eq!(fake.used_bytes(), 2048);
         assert!(matches!(pool.page(page_shape(KvFormat::F16, 1, 8), Place::Device), Err(ModelError::Device(_))));
         drop(large);
     }

@@ -215,7 +215,7 @@ mod tests {
 
     use super::*;
     use crate::device::DeviceAttention;
-    use crate::fake::AttentionDouble;
+    use crate::fake::FakeAttention;
     use crate::kv::KvFormat;
 
     const LENS: StateLens = StateLens { window: 1, recurrence: 2 };
@@ -234,13 +234,13 @@ mod tests {
 
     #[test]
     fn checkpoints_do_not_depend_on_pieces() {
-        let device = || Some(Arc::new(AttentionDouble::new(1 << 20)) as Arc<dyn DeviceAttention>);
-        for (piece, device) in [1, 3, 5, 7, 23].into_iter().flat_map(|piece| [(piece, None), (piece, device())]) {
+        let device = || Some(Arc::new(FakeAttention::new(1 << 20)) as Arc<dyn DeviceAttention>);
+        for (chunk, device) in [1, 3, 5, 7, 23].into_iter().flat_map(|chunk| [(chunk, None), (chunk, device())]) {
             let policy = CheckpointPolicy { every: 5, most: 3 };
             let pool = KvPool::new(KvFormat::F32, policy, None, (Arc::default(), device));
             let mut state = RecurrentState::new(&pool);
-            for start in (0..23).step_by(piece) {
-                go(&mut state, start..(start + piece).min(23));
+            for start in (0..23).step_by(chunk) {
+                go(&mut state, start..(start + chunk).min(23));
             }
             let at: Vec<usize> = state.checkpoints.iter().map(|checkpoint| checkpoint.tokens).collect();
             assert_eq!(at, [10, 15, 20]);

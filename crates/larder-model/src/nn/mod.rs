@@ -15,9 +15,9 @@ mod sampled;
 mod scratch;
 
 pub use attention::{
-    Attention, AttentionShape, AttentionTemperature, CompressedAttention, CompressedShape, Compressor, CompressorShape,
-    ConvolvedInputs, ConvolvedShape, DistanceBuckets, Entries, EntryIndexer, InputProducts, KeysAndValues,
-    LatentAttention, LatentShape, OutputGate, PositionBias, QkNorm, RelativeAttention, RowAttention, RowChoice,
+    Attention, AttentionShape, AttentionTemperature, CcaInputs, CcaShape, CompressedAttention, CompressedShape,
+    Compressor, CompressorShape, DistanceBuckets, Entries, EntryIndexer, InputProducts, KeysAndValues, LatentAttention,
+    LatentShape, OutputGate, PositionBias, QkNorm, RelativeAttention, RowAttention, RowChoice,
 };
 pub use hyper_connections::{
     LowRankConnection, LowRankMixer, LowRankShape, ManifoldConnection, ManifoldMerge, ManifoldShape, MeanMerge,

@@ -9,7 +9,7 @@ use super::Mixer;
 use crate::compute::ComputeContext;
 use crate::device::{DeviceAttention, DeviceProducts};
 use crate::error::Result;
-use crate::fake::{AttentionDouble, ProductsDouble};
+use crate::fake::{FakeAttention, FakeProducts};
 use crate::kv::KvCache;
 use crate::ops::{CpuOps, Ops};
 use crate::step::{ForwardPass, HandedOn, LayerStates, Span, SpanPositions, TokenOrigin};
@@ -18,10 +18,10 @@ use crate::weights::{ReadAhead, WeightLoader};
 /// Width of the residual stream.
 pub const HIDDEN: usize = 6;
 
-/// Drawn weights, by name.
-pub struct Drawn(BTreeMap<String, (TensorMeta, Vec<f32>)>);
+/// RandomWeights weights, by name.
+pub struct RandomWeights(BTreeMap<String, (TensorMeta, Vec<f32>)>);
 
-impl Drawn {
+impl RandomWeights {
     /// Values from -1 to 1 for all tensors.
     pub fn of(specs: Vec<TensorSpec>) -> Self {
         let mut rng = Rng::with_stream(7, 0);
@@ -32,7 +32,7 @@ impl Drawn {
                 TensorMeta { kind: NumberFormat::F32, order: RowOrder::Plain, shape: spec.shape, bytes: 4 * count };
             (spec.name, (meta, values))
         };
-        Drawn(specs.into_iter().map(&mut draw).collect())
+        RandomWeights(specs.into_iter().map(&mut draw).collect())
     }
 
     /// The values of a tensor; none of one that is missing.
@@ -54,7 +54,7 @@ impl Drawn {
     }
 }
 
-impl Tensors for Drawn {
+impl Tensors for RandomWeights {
     fn meta(&self, name: &str) -> Option<&TensorMeta> {
         self.0.get(name).map(|(meta, _)| meta)
     }
@@ -67,10 +67,13 @@ impl Tensors for Drawn {
 }
 
 /// The mixer that `build` makes of drawn weights, and these.
-fn drawn<M: Mixer>(compute: &Arc<ComputeContext>, build: impl Fn(&mut WeightLoader) -> Result<M>) -> (M, Drawn) {
+fn drawn<M: Mixer>(
+    compute: &Arc<ComputeContext>,
+    build: impl Fn(&mut WeightLoader) -> Result<M>,
+) -> (M, RandomWeights) {
     let mut list = WeightLoader::list();
     build(&mut list).unwrap();
-    let weights = Drawn::of(list.requested().to_vec());
+    let weights = RandomWeights::of(list.requested().to_vec());
     let mixer = build(&mut WeightLoader::load(&weights, &ReadAhead::new(&weights, &[]), compute.clone())).unwrap();
     (mixer, weights)
 }
@@ -86,9 +89,9 @@ fn on_threads(threads: usize) -> ComputeContext {
     }
 }
 
-/// A context on a double of a device.
+/// A context on a fake device.
 fn on_device() -> ComputeContext {
-    let (products, attention) = (Arc::new(ProductsDouble::new(1 << 30)), Arc::new(AttentionDouble::new(1 << 30)));
+    let (products, attention) = (Arc::new(FakeProducts::new(1 << 30)), Arc::new(FakeAttention::new(1 << 30)));
     let device_ops: Arc<dyn Ops> = Arc::new(CpuOps::fake(products.clone(), attention.clone()));
     let device_products: Arc<dyn DeviceProducts> = products;
     let device_attention: Arc<dyn DeviceAttention> = attention;
@@ -101,17 +104,17 @@ fn on_device() -> ComputeContext {
     }
 }
 
-/// Output of the mixer for sequences that are read at the same time, each in pieces of its own size.
-fn outputs(mixer: &dyn Mixer, compute: &ComputeContext, x: &[f32], pieces: &[usize]) -> Vec<Vec<f32>> {
+/// Output of the mixer for sequences that are read at the same time, each in chunks of its own size.
+fn outputs(mixer: &dyn Mixer, compute: &ComputeContext, x: &[f32], chunks: &[usize]) -> Vec<Vec<f32>> {
     let (pool, ops) = (compute.new_kv_pool(), compute.ops());
-    let mut caches: Vec<_> = pieces.iter().map(|_| KvCache::new([mixer.layer_shape()].into_iter(), &pool)).collect();
-    let (tokens, mut outputs) = (x.len() / HIDDEN, vec![vec![]; pieces.len()]);
+    let mut caches: Vec<_> = chunks.iter().map(|_| KvCache::new([mixer.layer_shape()].into_iter(), &pool)).collect();
+    let (tokens, mut outputs) = (x.len() / HIDDEN, vec![vec![]; chunks.len()]);
     let ids = vec![0; tokens];
     while outputs.iter().any(|out| out.len() < x.len()) {
         let (mut spans, mut positions, mut rows, mut whose) = (vec![], vec![], vec![], vec![]);
         for (i, cache) in caches.iter_mut().enumerate() {
             let done = outputs[i].len() / HIDDEN;
-            let take = pieces[i].min(tokens - done);
+            let take = chunks[i].min(tokens - done);
             if take > 0 {
                 positions.push(SpanPositions { start: done, tokens: take, first_row: rows.len() / HIDDEN });
                 rows.extend_from_slice(&x[done * HIDDEN..][..take * HIDDEN]);
@@ -138,7 +141,7 @@ fn outputs(mixer: &dyn Mixer, compute: &ComputeContext, x: &[f32], pieces: &[usi
 /// Checks the mixer against what `plain` computes of all tokens, and that the division of a sequence changes no bit.
 pub fn check<M: Mixer>(
     build: impl Fn(&mut WeightLoader) -> Result<M>,
-    plain: impl Fn(&Drawn, &[Vec<f64>]) -> Vec<f64>,
+    plain: impl Fn(&RandomWeights, &[Vec<f64>]) -> Vec<f64>,
 ) {
     let x = inputs(23);
     let [one, three, device] = [on_threads(1), on_threads(3), on_device()].map(Arc::new);

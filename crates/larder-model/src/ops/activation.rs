@@ -8,7 +8,7 @@ use larder_kernels::{erf, exp, tanh};
 use crate::config::config_error;
 use crate::error::Result;
 
-/// The function that combines the gate and up products of an MLP. NaN stays NaN.
+/// The function that combines the gate and up matmuls of an MLP. NaN stays NaN.
 ///
 /// Uses only operations that round the same on every machine, so that a GPU gets the same bits.
 #[derive(Clone, Copy, PartialEq, Debug)]

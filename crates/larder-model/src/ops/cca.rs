@@ -3,7 +3,7 @@
 use super::{Rows, StateSpan};
 use crate::error::Result;
 
-/// The depthwise convolution of queries and keys, behind which a product mixes the channels of each head. Weights are
+/// The depthwise convolution of queries and keys, behind which a matmul mixes the channels of each head. Weights are
 /// values that are [kept](super::Ops::keep). A state has the inputs of all rows that the next token needs, and then the
 /// values that it gets.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ pub struct HeadConvolution {
     pub delayed_bias: Option<usize>,
     /// Width of a head.
     pub head_dim: usize,
-    /// Inputs that are added up, and convolved rows that the product reads.
+    /// Inputs that are added up, and convolved rows that the matmul reads.
     pub widths: [usize; 2],
 }
 
@@ -40,7 +40,7 @@ pub struct HeadMix {
 }
 
 /// Operations on convolved queries and keys.
-pub trait ConvolvedHeadOps {
+pub trait CcaOps {
     /// Convolves the tokens of these spans, all rows of the inputs, and updates the states. Yields for each token the
     /// last convolved rows by head, `[tokens, heads and kv_heads, widths[1], head_dim]`, and the values of the token
     /// before.

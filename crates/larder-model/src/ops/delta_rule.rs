@@ -32,7 +32,7 @@ pub struct DeltaHeads {
     pub tiled: bool,
 }
 
-/// How the decay of a channel follows from its product `f` and the weights of its head and channel.
+/// How the decay of a channel follows from what its matmul yields, `f`, and the weights of its head and channel.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum ChannelDecay {
     /// `e^(-e^A · ln(1 + e^(f + bias)))`
@@ -56,7 +56,7 @@ pub(crate) type HeadRow<'a> = dyn Fn(usize, usize, &mut [f32]) + Sync + 'a;
 
 /// What the rule reads of consecutive tokens of one sequence.
 pub(crate) struct DeltaTokens<'a> {
-    /// `[tokens, mixed]`: queries, keys and values of all heads, behind the convolution.
+    /// `[tokens, mixed]`: queries, keys and values of all heads, after the convolution.
     pub qkv: &'a [f32],
     /// `[tokens, v_heads]`: strength of each correction.
     pub beta: &'a [f32],
@@ -170,12 +170,12 @@ mod tests {
         0.5 + 0.5 * ((token * 31 + head * 7 + channel) as f32 * 0.37).cos().abs()
     }
 
-    /// Outputs and the last state, in pieces of `piece` tokens.
-    fn run(heads: DeltaHeads, piece: usize, threads: &ThreadPool) -> (Vec<f32>, Vec<f32>) {
+    /// Outputs and the last state, in chunks of `chunk` tokens.
+    fn run(heads: DeltaHeads, chunk: usize, threads: &ThreadPool) -> (Vec<f32>, Vec<f32>) {
         let (qkv, beta) = (wave(TOKENS * heads.mixed(), 0.7), wave(TOKENS * heads.v_heads, 1.3));
         let (mut state, mut out) = (wave(heads.state_len(), 0.9), vec![0.0; TOKENS * heads.values()]);
-        for start in (0..TOKENS).step_by(piece) {
-            let rows = start..(start + piece).min(TOKENS);
+        for start in (0..TOKENS).step_by(chunk) {
+            let rows = start..(start + chunk).min(TOKENS);
             let part = |width: usize| rows.start * width..rows.end * width;
             let tokens = DeltaTokens {
                 qkv: &qkv[part(heads.mixed())],
@@ -236,11 +236,11 @@ mod tests {
     }
 
     #[test]
-    fn pieces_and_threads_give_the_same_bits() {
+    fn chunks_and_threads_give_the_same_bits() {
         let whole = run(HEADS, TOKENS, &ThreadPool::single_threaded());
         let threads = ThreadPool::new(3, false).unwrap();
-        for piece in [1, 2, 4, 8, 9] {
-            assert!(run(HEADS, piece, &threads) == whole, "pieces of {piece}");
+        for chunk in [1, 2, 4, 8, 9] {
+            assert!(run(HEADS, chunk, &threads) == whole, "chunks of {chunk}");
         }
     }
 

@@ -3,12 +3,12 @@
 use super::Rows;
 use crate::error::Result;
 
-/// How products become weights of manifold-constrained hyper-connections.
+/// How what a matmul yields becomes weights of manifold-constrained hyper-connections.
 #[derive(Clone, Copy, Debug)]
 pub struct ManifoldWeights {
-    /// Factors on the products: of weights to read, to write, and to mix.
+    /// Factors on what the matmul yields: of weights to read, to write, and to mix.
     pub scale: [f32; 3],
-    /// Added to the products behind the factors, values that are [kept](super::Ops::keep).
+    /// Added after the factors, values that are [kept](super::Ops::keep).
     pub base: usize,
     /// Added to weights and sums.
     pub eps: f32,
@@ -57,19 +57,19 @@ pub enum StreamGate {
 pub const MATRIX_STREAMS: usize = 5;
 
 /// Operations on residual streams `[tokens, count · hidden]`.
-pub trait StreamOps {
+pub trait HyperConnectionOps {
     /// The RMS norm of each of `groups` parts of the rows, times weights for all parts of a row that are
     /// [kept](super::Ops::keep).
     fn rms_groups(&self, x: Rows, groups: usize, weight: Option<usize>, eps: f64) -> Result<Rows>;
 
-    /// Weights of products `[tokens, count · (2 + count)]`, as [`StreamMix::Matrix`] has them, or of `[tokens, count]`,
-    /// to read alone.
+    /// Weights of what a matmul yields, `[tokens, count · (2 + count)]`, as [`StreamMix::Matrix`] has them, or of
+    /// `[tokens, count]`, to read alone.
     fn stream_weights(&self, products: Rows, count: usize, weights: &ManifoldWeights) -> Result<Rows>;
 
     /// The sum of `count` streams times the first weights of a row; without weights their mean. `[tokens, hidden]`
     fn read_streams(&self, streams: Rows, count: usize, weights: Option<Rows>) -> Result<Rows>;
 
-    /// The streams behind a part of a layer with the output `y [tokens, hidden]`.
+    /// The streams after a part of a layer with the output `y [tokens, hidden]`.
     fn write_streams(&self, streams: Rows, y: Rows, mix: (Rows, StreamMix)) -> Result<Rows>;
 
     /// `(y + bias) · scale + (stream + bias) · scale`, of one stream and a part's output.

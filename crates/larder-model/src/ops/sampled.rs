@@ -130,7 +130,7 @@ pub trait DrawOps {
     /// [`DeviceProducts::upload`](crate::DeviceProducts::upload).
     fn row_of(&self, matrix: usize, number: Rows) -> Result<Rows>;
 
-    /// Begins to copy rows back behind the operations so far, and returns the number of the copy. At most four are in
+    /// Begins to copy rows back after the operations so far, and returns the number of the copy. At most four are in
     /// flight.
     fn begin_copy(&self, rows: Rows) -> Result<usize>;
 

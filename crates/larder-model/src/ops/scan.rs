@@ -34,7 +34,7 @@ fn take_in_lanes(row: &mut [f32], input: f32, b: &[f32], c: &[f32], sums: &mut [
 
 /// What the recurrence of Mamba 2 reads of consecutive tokens of one sequence.
 pub(crate) struct ScanTokens<'a> {
-    /// `[tokens, channels]`: `x`, `B` and `C`, behind the convolution.
+    /// `[tokens, channels]`: `x`, `B` and `C`, after the convolution.
     pub convolved: &'a [f32],
     /// `[tokens, heads]`: steps of time.
     pub steps: &'a [f32],
@@ -75,7 +75,7 @@ impl ScanHeads {
 
 /// What the recurrence of Mamba 1 reads of the tokens of a step.
 pub(crate) struct ChannelTokens<'a> {
-    /// `[tokens, channels]`, behind the convolution.
+    /// `[tokens, channels]`, after the convolution.
     pub x: &'a [f32],
     /// `[tokens, channels]`: steps of time.
     pub steps: &'a [f32],

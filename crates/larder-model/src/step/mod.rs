@@ -13,7 +13,7 @@ use crate::ops::StateSpan;
 
 /// Consecutive tokens of one sequence that a step computes.
 ///
-/// A step of one span with many tokens is a piece of prefill, or the verification of draft tokens; spans of one token
+/// A step of one span with many tokens is a prefill chunk, or the verification of draft tokens; spans of one token
 /// each are the decode step of several sequences; both may be mixed. The logits of a span do not depend on the other
 /// spans of the step, nor on the sizes of the spans that its sequence is divided into.
 pub struct Span<'a> {
@@ -30,13 +30,13 @@ pub struct Span<'a> {
     pub logits_for: LogitsFor,
     /// Sequence and phase of the tokens.
     pub origin: TokenOrigin,
-    /// Gets the hidden states of all tokens, `[tokens, hidden]`, behind the norm before the head: what a layer for
+    /// Gets the hidden states of all tokens, `[tokens, hidden]`, after the norm before the head: what a layer for
     /// multi-token prediction reads.
     pub hidden: Option<&'a mut Vec<f32>>,
 }
 
 impl<'a> Span<'a> {
-    /// A piece of prefill at the end of its sequence, which returns the logits of its last token. What is before it, is
+    /// A prefill chunk at the end of its sequence, which returns the logits of its last token. What is before it, is
     /// not known.
     pub fn new(tokens: &'a [u32], cache: &'a mut KvCache) -> Self {
         let horizon = cache.len + tokens.len();
@@ -52,7 +52,7 @@ pub enum LogitsFor {
     All,
     /// The last token only.
     Last,
-    /// No token: a piece of prefill that is not the last one.
+    /// No token: a prefill chunk that is not the last one.
     None,
 }
 

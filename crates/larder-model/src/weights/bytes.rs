@@ -8,7 +8,7 @@ use memmap2::MmapMut;
 const LARGE: usize = 4 << 20;
 
 /// The bytes of a matrix. A large matrix gets an anonymous map of its own with huge pages requested (madvise): the
-/// system hands them out faster, and products that read the whole matrix take fewer TLB misses.
+/// system hands them out faster, and matmuls that read the whole matrix take fewer TLB misses.
 pub enum Bytes {
     /// On the heap.
     Heap(Vec<u8>),

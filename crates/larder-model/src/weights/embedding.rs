@@ -28,7 +28,7 @@ pub trait EmbeddingRows: Send + Sync {
         None
     }
 
-    /// Copies the matrix to a device, unless it is there already, as the weights of a product.
+    /// Copies the matrix to a device, unless it is there already, as the weights of a matmul.
     fn place_on(&self, device: &dyn DeviceProducts) -> Result<()> {
         let _ = device;
         Ok(())

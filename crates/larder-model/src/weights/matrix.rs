@@ -1,4 +1,4 @@
-//! Weight matrices in their stored number format, and products with them.
+//! Weight matrices in their stored number format, and matmuls with them.
 
 use std::sync::{Arc, OnceLock};
 
@@ -28,7 +28,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// A matrix whose products are computed on `compute`. The caller guarantees `kind.matrix_bytes(rows, cols)` bytes.
+    /// A matrix whose matmuls are computed on `compute`. The caller guarantees `kind.matrix_bytes(rows, cols)` bytes.
     pub fn new(
         kind: NumberFormat,
         order: RowOrder,
@@ -90,7 +90,7 @@ impl Matrix {
         self.uploaded.get().copied()
     }
 
-    /// Moves the matrix to where its products are computed. If the context has a device, the bytes are uploaded, and
+    /// Moves the matrix to where its matmuls are computed. If the context has a device, the bytes are uploaded, and
     /// the copy in main memory is dropped with its last clone.
     pub fn place(self) -> Result<PlacedMatrix> {
         let location = match &self.compute.device_products {
@@ -102,7 +102,7 @@ impl Matrix {
     }
 }
 
-/// A product with an optional bias.
+/// A matmul with an optional bias.
 pub struct Linear {
     matrix: PlacedMatrix,
     compute: Arc<ComputeContext>,
@@ -117,12 +117,12 @@ impl Linear {
         Ok(Linear { matrix: matrix.place()?, compute, bias, bias_copy: Constant::default() })
     }
 
-    /// Rows of the matrix: values that the product yields per token.
+    /// Rows of the matrix: values that the matmul yields per token.
     pub fn rows(&self) -> usize {
         self.matrix.rows()
     }
 
-    /// The context on which the product is computed.
+    /// The context on which the matmul is computed.
     pub fn compute(&self) -> &ComputeContext {
         &self.compute
     }
@@ -133,13 +133,13 @@ impl Linear {
         Ok(y)
     }
 
-    /// Several products of one `x [tokens, in]`, in one batch.
+    /// Several matmuls of one `x [tokens, in]`, in one batch.
     pub fn forward_all<const N: usize>(linears: [&Linear; N], x: Rows, ops: &dyn Ops) -> Result<[Rows; N]> {
         let all = Linear::forward_each(&linears, x, ops)?;
         Ok(std::array::from_fn(|place| all[place]))
     }
 
-    /// As [`forward_all`](Self::forward_all), of any number of products.
+    /// As [`forward_all`](Self::forward_all), of any number of matmuls.
     pub fn forward_each(linears: &[&Linear], x: Rows, ops: &dyn Ops) -> Result<Few<Rows>> {
         let weights: Few<&PlacedMatrix> = linears.iter().map(|linear| &linear.matrix).collect();
         let mut products = ops.matmul(x, &weights)?;
@@ -161,7 +161,7 @@ impl Linear {
 mod tests {
     use super::*;
     use crate::error::ModelError;
-    use crate::fake::ProductsDouble;
+    use crate::fake::FakeProducts;
 
     fn matrix(rows: usize, cols: usize, seed: usize, compute: &Arc<ComputeContext>) -> Matrix {
         let value = |i: usize| ((i * 37 + seed * 11) % 101) as f32 / 101.0 - 0.5;
@@ -174,11 +174,11 @@ mod tests {
         (0..count).map(|i| (i as f32 * 0.7).sin()).collect()
     }
 
-    /// One context on the CPU, one with products on a device.
-    fn both(double: ProductsDouble) -> ([Arc<ComputeContext>; 2], Arc<ProductsDouble>) {
-        let double = Arc::new(double);
-        let on_device = ComputeContext { device_products: Some(double.clone()), ..ComputeContext::single_threaded() };
-        ([Arc::new(ComputeContext::single_threaded()), Arc::new(on_device)], double)
+    /// One context on the CPU, one with matmuls on a device.
+    fn both(fake: FakeProducts) -> ([Arc<ComputeContext>; 2], Arc<FakeProducts>) {
+        let fake = Arc::new(fake);
+        let on_device = ComputeContext { device_products: Some(fake.clone()), ..ComputeContext::single_threaded() };
+        ([Arc::new(ComputeContext::single_threaded()), Arc::new(on_device)], fake)
     }
 
     #[test]
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_device_computes_all_products_of_one_input_in_one_batch() {
-        let (computes, device) = both(ProductsDouble::new(1 << 20));
+        let (computes, device) = both(FakeProducts::new(1 << 20));
         let results = computes.map(|compute| {
             let linears = [
                 Linear::new(matrix(7, 24, 1, &compute), Some(values(7))).unwrap(),
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn host_bytes_are_freed_after_upload_unless_the_embedding_needs_them() {
-        let (computes, _) = both(ProductsDouble::new(1 << 20));
+        let (computes, _) = both(FakeProducts::new(1 << 20));
         for (compute, on_device) in computes.iter().zip([false, true]) {
             let embedding = matrix(9, 8, 5, compute);
             let bytes = Arc::downgrade(&embedding.bytes);
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_full_or_failing_device_is_an_error() {
-        let ([_, compute], _) = both(ProductsDouble::new(100).failing(1));
+        let ([_, compute], _) = both(FakeProducts::new(100).failing(1));
         let error = Linear::new(matrix(7, 24, 1, &compute), None).err().unwrap();
         let message = "a matrix of 672 bytes does not fit into the 100 free bytes of the device";
         assert!(matches!(&error, ModelError::Device(_)) && error.to_string() == message, "{error}");

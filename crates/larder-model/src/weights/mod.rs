@@ -37,7 +37,7 @@ pub struct WeightLoader<'a> {
 }
 
 impl<'a> WeightLoader<'a> {
-    /// Loads from `source`, from which `ahead` reads; products with the weights are computed on `compute`.
+    /// Loads from `source`, from which `ahead` reads; matmuls with the weights are computed on `compute`.
     pub fn load(source: &'a dyn Tensors, ahead: &'a ReadAhead<'a>, compute: Arc<ComputeContext>) -> Self {
         WeightLoader { source: Some(source), ahead: Some(ahead), compute, requested: Vec::new() }
     }
@@ -57,7 +57,7 @@ impl<'a> WeightLoader<'a> {
         &self.requested
     }
 
-    /// The weight of a product, `[rows, cols]`, in its stored number format.
+    /// The weight of a matmul, `[rows, cols]`, in its stored number format.
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
         match self.bytes(name, &[rows, cols], true)? {
             Some((meta, bytes)) => Ok(self.arranged(&meta, rows, cols, bytes).scaled(self.scale(name)?).named(name)),
@@ -97,7 +97,7 @@ impl<'a> WeightLoader<'a> {
         Linear::new(matrix, bias)
     }
 
-    /// As [`linear`](Self::linear), as a product for each of `parts`, which have the rows of their groups one after the
+    /// As [`linear`](Self::linear), as a matmul for each of `parts`, which have the rows of their groups one after the
     /// other.
     pub fn linear_parts<const N: usize>(
         &mut self,
@@ -255,7 +255,7 @@ impl<'a> WeightLoader<'a> {
         self.arranged(&meta, rows, cols, bytes)
     }
 
-    /// Brings the rows into the order in which products are fastest.
+    /// Brings the rows into the order in which matmuls are fastest.
     fn arranged(&self, meta: &TensorMeta, rows: usize, cols: usize, mut bytes: Bytes) -> Matrix {
         let order = RowOrder::best(meta.kind);
         if meta.order != order {

@@ -1,4 +1,4 @@
-//! Weight matrices in the memory where their products are computed.
+//! Weight matrices in the memory where their matmuls are computed.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::compute::MatrixSquares;
 use crate::device::DeviceProducts;
 use crate::weights::Bytes;
 
-/// A weight matrix `[rows, cols]` in the memory where its products are computed.
+/// A weight matrix `[rows, cols]` in the memory where its matmuls are computed.
 pub struct PlacedMatrix {
     kind: NumberFormat,
     rows: usize,
@@ -44,7 +44,7 @@ impl PlacedMatrix {
         PlacedMatrix { kind, rows, cols, scale: 1.0, location: Location::Device(device, id), squares: None }
     }
 
-    /// Rows: values that the product yields per token.
+    /// Rows: values that the matmul yields per token.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -76,7 +76,7 @@ impl PlacedMatrix {
         }
     }
 
-    /// Adds the inputs of a product on the CPU to the sums of squares, if they are collected.
+    /// Adds the inputs of a matmul on the CPU to the sums of squares, if they are collected.
     pub(crate) fn collect(&self, x: &Inputs) {
         self.squares.iter().for_each(|squares| squares.add(x, None));
     }

@@ -1,4 +1,4 @@
-//! Computing experts on the CPU, several at a time: one batch of products for gate and up, one for down.
+//! Computing experts on the CPU, several at a time: one batch of matmuls for gate and up, one for down.
 
 mod staged;
 
@@ -29,7 +29,7 @@ pub struct ExpertWorkspace {
     x: InputBuffer,
     /// `[tokens · k, hidden]`: the input times each routing weight, where that scales the input.
     scaled: Vec<f32>,
-    /// The quantised inputs of the last products of a part.
+    /// The quantised inputs of the last matmuls of a part.
     inner: InputBuffer,
     /// `[rows of a part, inter]`, as `up`.
     gate: Vec<f32>,
@@ -182,7 +182,7 @@ impl ExpertWorkspace {
         }
     }
 
-    /// The products of a part with the input, in one batch: gate and up.
+    /// The matmuls of a part with the input, in one batch: gate and up.
     fn compute_inputs(&mut self, call: &MoeCall, layout: &ExpertLayout, part: &[ExpertRows]) {
         let k = call.gate.top_k as u32;
         let row_of = |place: &u32| if call.gate.scales_input { *place } else { place / k };
@@ -213,7 +213,7 @@ impl ExpertWorkspace {
         }
     }
 
-    /// The rest, with the products of the input in `gate` and `up`: biases, activation and the last product, whose
+    /// The rest, with the matmuls of the input in `gate` and `up`: biases, activation and the last matmul, whose
     /// outputs are written where they stay.
     fn compute_rest(&mut self, call: &MoeCall, layout: &ExpertLayout, part: &[ExpertRows]) {
         let ExpertWorkspace { compute, inner, gate, up, outputs, .. } = self;

@@ -1,4 +1,4 @@
-//! Products with the input of experts whose other bytes are still being read.
+//! Matmuls with the input of experts whose other bytes are still being read.
 
 use larder_core::ExpertId;
 

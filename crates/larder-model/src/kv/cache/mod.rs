@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use super::{AttentionMask, FurtherRows, KvPool, KvRows, LayerShape, REWIND_POSITIONS, RecurrentState};
+use super::{AttentionMask, AuxiliaryRows, KvPool, KvRows, LayerShape, REWIND_POSITIONS, RecurrentState};
 use crate::device::Place;
 use crate::kv::{SavedState, SavedStateError};
 
@@ -28,7 +28,7 @@ pub struct EncoderInput {
     pub tokens: Vec<u32>,
     /// How many of them are the prompt.
     pub prompt: usize,
-    /// Whether the layers have the states of the prompt, of the start token and of the tokens behind the prompt.
+    /// Whether the layers have the states of the prompt, of the start token and of the tokens after the prompt.
     pub computed: bool,
 }
 
@@ -38,7 +38,7 @@ impl KvCache {
         KvCache::behind(0, layers, pool)
     }
 
-    /// As [`new`](Self::new), of layers behind `before` others whose keys and values can be on a device.
+    /// As [`new`](Self::new), of layers after `before` others whose keys and values can be on a device.
     pub fn behind(before: usize, layers: impl Iterator<Item = LayerShape>, pool: &Arc<KvPool>) -> Self {
         let shapes: Vec<LayerShape> = layers.collect();
         let (behind, places) = (kept_behind(&shapes, pool), pool.places(&shapes, before));
@@ -51,7 +51,7 @@ impl KvCache {
         KvCache { encoder: Some(EncoderInput::default()), ..KvCache::new(layers, pool) }
     }
 
-    /// Tokens that the decoder has computed: those of the sequence, or the start token and those behind the prompt.
+    /// Tokens that the decoder has computed: those of the sequence, or the start token and those after the prompt.
     pub fn position(&self) -> usize {
         match &self.encoder {
             None => self.len,
@@ -130,8 +130,8 @@ pub struct LayerKv {
     pub encoder_values: KvRows,
     /// The state of convolutions and recurrences.
     pub recurrent: RecurrentState,
-    /// Further rows, in the order of the layer's shape.
-    pub further: Vec<FurtherRows>,
+    /// Auxiliary rows, in the order of the layer's shape.
+    pub auxiliary: Vec<AuxiliaryRows>,
     /// Why rows have been given back.
     mask: AttentionMask,
     /// Positions behind a window whose rows are kept.
@@ -139,7 +139,7 @@ pub struct LayerKv {
 }
 
 impl LayerKv {
-    /// An empty state of a layer, with keys, values, those of an encoder's output and further rows in this place.
+    /// An empty state of a layer, with keys, values, those of an encoder's output and auxiliary rows in this place.
     /// `kept_behind` positions behind a window are kept for the sake of rewinding.
     pub fn new(shape: &LayerShape, place: Place, kept_behind: usize, pool: &Arc<KvPool>) -> Self {
         let rows = |place| KvRows::new(pool, place);
@@ -149,7 +149,11 @@ impl LayerKv {
             encoder_keys: rows(place),
             encoder_values: rows(place),
             recurrent: RecurrentState::new(pool),
-            further: shape.further.iter().map(|shape| FurtherRows::new(*shape, place, kept_behind, pool)).collect(),
+            auxiliary: shape
+                .auxiliary
+                .iter()
+                .map(|shape| AuxiliaryRows::new(*shape, place, kept_behind, pool))
+                .collect(),
             mask: AttentionMask::Causal,
             kept_behind,
         }
@@ -167,7 +171,8 @@ impl LayerKv {
     /// How many of the first `len` tokens can be kept.
     fn keepable(&self, len: usize) -> usize {
         let seen = self.mask.first_visible(len);
-        let all_there = self.keys.first_position() <= seen && self.further.iter().all(|further| further.can_keep(len));
+        let all_there =
+            self.keys.first_position() <= seen && self.auxiliary.iter().all(|auxiliary| auxiliary.can_keep(len));
         if all_there { self.recurrent.keepable(len) } else { 0 }
     }
 
@@ -175,7 +180,7 @@ impl LayerKv {
         self.keys.save(out)?;
         self.values.save(out)?;
         self.recurrent.save(out)?;
-        self.further.iter().try_for_each(|further| further.save(out))
+        self.auxiliary.iter().try_for_each(|auxiliary| auxiliary.save(out))
     }
 
     /// Takes the state of `len` tokens that was saved.
@@ -197,14 +202,14 @@ impl LayerKv {
             self.recurrent = RecurrentState::load(pool, lens, len, from)?;
         }
         self.mask = shape.mask;
-        self.further.iter_mut().try_for_each(|further| further.load(len, pool, from))
+        self.auxiliary.iter_mut().try_for_each(|auxiliary| auxiliary.load(len, pool, from))
     }
 
     fn truncate(&mut self, len: usize) {
         self.keys.truncate(len);
         self.values.truncate(len);
         self.recurrent.truncate(len);
-        self.further.iter_mut().for_each(|further| further.truncate(len));
+        self.auxiliary.iter_mut().for_each(|auxiliary| auxiliary.truncate(len));
     }
 
     /// Drops everything.
@@ -216,8 +221,8 @@ impl LayerKv {
 
     fn bytes(&self) -> usize {
         let encoder = self.encoder_keys.bytes() + self.encoder_values.bytes();
-        let further: usize = self.further.iter().map(|further| further.rows.bytes()).sum();
-        self.keys.bytes() + self.values.bytes() + encoder + self.recurrent.bytes() + further
+        let auxiliary: usize = self.auxiliary.iter().map(|auxiliary| auxiliary.rows.bytes()).sum();
+        self.keys.bytes() + self.values.bytes() + encoder + self.recurrent.bytes() + auxiliary
     }
 }
 

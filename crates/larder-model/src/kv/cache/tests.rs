@@ -7,7 +7,7 @@ use larder_core::{CheckpointPolicy, KV_PAGE_TOKENS, Rng};
 use larder_kernels::widen;
 
 use super::*;
-use crate::kv::{FurtherShape, KvFormat, KvUsage, RowShape, StateLens};
+use crate::kv::{AuxiliaryShape, KvFormat, KvUsage, RowShape, StateLens};
 
 const POLICY: CheckpointPolicy = CheckpointPolicy { every: 50, most: 3 };
 
@@ -20,31 +20,31 @@ enum Kind {
         widths: [usize; 2],
         mask: AttentionMask,
     },
-    /// Keys, and further rows.
+    /// Keys, and auxiliary rows.
     Latent {
         width: usize,
-        further: &'static [FurtherShape],
+        auxiliary: &'static [AuxiliaryShape],
     },
     Recurrent(StateLens),
 }
 
-const fn further(width: usize, tokens_per_row: usize, mask: AttentionMask) -> FurtherShape {
-    FurtherShape { row: RowShape { heads: 1, width }, tokens_per_row, mask, chosen: None }
+const fn auxiliary(width: usize, tokens_per_row: usize, mask: AttentionMask) -> AuxiliaryShape {
+    AuxiliaryShape { row: RowShape { heads: 1, width }, tokens_per_row, mask, chosen: None }
 }
 
 const LAYERS: [Kind; 6] = [
     Kind::Attention { heads: 2, widths: [3, 4], mask: AttentionMask::Causal },
     Kind::Attention { heads: 1, widths: [4, 4], mask: AttentionMask::SlidingWindow(70) },
     Kind::Recurrent(StateLens { window: 1, recurrence: 2 }),
-    Kind::Latent { width: 5, further: &[] },
+    Kind::Latent { width: 5, auxiliary: &[] },
     Kind::Attention { heads: 2, widths: [2, 2], mask: AttentionMask::Chunked(150) },
     Kind::Latent {
         width: 3,
-        further: &[
-            further(2, 1, AttentionMask::Causal),
-            further(3, 4, AttentionMask::Causal),
-            further(1, 1, AttentionMask::SlidingWindow(8)),
-            further(1, 3, AttentionMask::Chunked(96)),
+        auxiliary: &[
+            auxiliary(2, 1, AttentionMask::Causal),
+            auxiliary(3, 4, AttentionMask::Causal),
+            auxiliary(1, 1, AttentionMask::SlidingWindow(8)),
+            auxiliary(1, 3, AttentionMask::Chunked(96)),
         ],
     },
 ];
@@ -56,18 +56,18 @@ impl Kind {
                 let [keys, values] = widths.map(|width| RowShape { heads, width });
                 LayerShape::attention(keys, values, mask)
             }
-            Kind::Latent { width, further } => LayerShape::latents(width).with_further(further.to_vec()),
+            Kind::Latent { width, auxiliary } => LayerShape::latents(width).with_auxiliary(auxiliary.to_vec()),
             Kind::Recurrent(lens) => LayerShape::recurrent(lens),
         }
     }
 }
 
-/// The rows of keys, values, and further ones of each layer.
-static PARTS: LazyLock<Vec<Vec<FurtherShape>>> = LazyLock::new(|| {
+/// The rows of keys, values, and auxiliary ones of each layer.
+static PARTS: LazyLock<Vec<Vec<AuxiliaryShape>>> = LazyLock::new(|| {
     let parts = |kind: Kind| {
-        let LayerShape { keys, values, mask, further, .. } = kind.shape();
+        let LayerShape { keys, values, mask, auxiliary, .. } = kind.shape();
         let rows = keys.into_iter().chain(values);
-        rows.map(|row| FurtherShape { row, tokens_per_row: 1, mask, chosen: None }).chain(further).collect()
+        rows.map(|row| AuxiliaryShape { row, tokens_per_row: 1, mask, chosen: None }).chain(auxiliary).collect()
     };
     LAYERS.into_iter().map(parts).collect()
 });
@@ -77,7 +77,7 @@ fn part_of(layer: &LayerKv, kind: Kind, part: usize) -> &KvRows {
     match (kind, part) {
         (_, 0) => &layer.keys,
         (Kind::Attention { .. }, _) => &layer.values,
-        (_, part) => &layer.further[part - 1].rows,
+        (_, part) => &layer.auxiliary[part - 1].rows,
     }
 }
 
@@ -113,7 +113,7 @@ fn rows(tokens: &[u32], part: usize, heads: usize, width: usize) -> Vec<f32> {
 
 /// Appends the rows of the blocks that end with one of the tokens; the value of a row is that of its block's last
 /// token.
-fn append_further(rows: &mut FurtherRows, part: usize, shape: &FurtherShape, before: usize, tokens: &[u32]) {
+fn append_auxiliary(rows: &mut AuxiliaryRows, part: usize, shape: &AuxiliaryShape, before: usize, tokens: &[u32]) {
     for (at, token) in (before + 1..).zip(tokens) {
         if at.is_multiple_of(shape.tokens_per_row) {
             rows.append(&self::rows(&[*token], part, 1, shape.row.width)).unwrap();
@@ -132,10 +132,10 @@ fn append(cache: &mut KvCache, tokens: &[u32]) {
                 layer.values.append(&rows(tokens, 1, heads, widths[1]), heads, widths[1]).unwrap();
                 layer.release_unseen(mask);
             }
-            Kind::Latent { width, further } => {
+            Kind::Latent { width, auxiliary } => {
                 layer.keys.append(&rows(tokens, 0, 1, width), 1, width).unwrap();
-                for (i, shape) in further.iter().enumerate() {
-                    append_further(&mut layer.further[i], i + 1, shape, before, tokens);
+                for (i, shape) in auxiliary.iter().enumerate() {
+                    append_auxiliary(&mut layer.auxiliary[i], i + 1, shape, before, tokens);
                 }
             }
             Kind::Recurrent(lens) => {
@@ -196,7 +196,7 @@ impl Naive {
     /// Gives pages back, after a pass.
     fn release(&mut self) {
         for ((i, part), pages) in &mut self.pages {
-            let FurtherShape { tokens_per_row, mask, .. } = PARTS[*i][*part];
+            let AuxiliaryShape { tokens_per_row, mask, .. } = PARTS[*i][*part];
             let tokens = self.tokens.len() / tokens_per_row * tokens_per_row;
             let behind = REWIND_POSITIONS + POLICY.every;
             let first = mask.first_visible(tokens).saturating_sub(behind) / tokens_per_row / KV_PAGE_TOKENS;
@@ -211,7 +211,7 @@ impl Naive {
         }
         let keep = self.checkpoints.iter().map(|(at, _)| *at).filter(|at| *at <= len).max().unwrap_or(0);
         let all_there = self.pages.iter().all(|((i, part), pages)| {
-            let FurtherShape { tokens_per_row, mask, .. } = PARTS[*i][*part];
+            let AuxiliaryShape { tokens_per_row, mask, .. } = PARTS[*i][*part];
             let first = mask.first_visible(keep) / tokens_per_row / KV_PAGE_TOKENS;
             pages.iter().skip(first).all(Option::is_some)
         });
@@ -270,8 +270,8 @@ impl Naive {
         }
     }
 
-    fn check_rows(&self, place: (usize, usize), rows: &KvRows, format: KvFormat, shape: FurtherShape) {
-        let FurtherShape { row: RowShape { heads, width }, tokens_per_row, .. } = shape;
+    fn check_rows(&self, place: (usize, usize), rows: &KvRows, format: KvFormat, shape: AuxiliaryShape) {
+        let AuxiliaryShape { row: RowShape { heads, width }, tokens_per_row, .. } = shape;
         let pages = self.pages.get(&place).map_or(&[][..], |pages| pages);
         let first = pages.iter().take_while(|page| page.is_none()).count();
         assert_eq!((rows.len(), rows.stored_pages()), (self.tokens.len() / tokens_per_row, first..pages.len()));

@@ -23,7 +23,7 @@ const MAX_STATE: usize = 1 << 32;
 
 /// Heads, widths and options.
 #[derive(Clone, Copy)]
-pub struct ConvolvedShape {
+pub struct CcaShape {
     /// Width of the residual stream.
     pub hidden: usize,
     /// Query heads.
@@ -34,13 +34,13 @@ pub struct ConvolvedShape {
     pub head_dim: usize,
     /// Widths of the depthwise and of the grouped convolution.
     pub taps: [usize; 2],
-    /// Whether the products have biases.
+    /// Whether the matmuls have biases.
     pub bias: bool,
 }
 
 /// What yields the queries, keys and values of one layer.
-pub struct ConvolvedInputs {
-    shape: ConvolvedShape,
+pub struct CcaInputs {
+    shape: CcaShape,
     q: Linear,       // [heads · head_dim, hidden]
     k: Linear,       // [kv_heads · head_dim, hidden]
     current: Linear, // [kv_heads · head_dim / 2, hidden]
@@ -56,7 +56,7 @@ pub struct ConvolvedInputs {
     copies: [Constant; 3],
 }
 
-impl ConvolvedShape {
+impl CcaShape {
     /// Channels that are convolved.
     fn channels(&self) -> usize {
         (self.heads + self.kv_heads) * self.head_dim
@@ -81,15 +81,15 @@ impl ConvolvedShape {
     }
 }
 
-impl ConvolvedInputs {
+impl CcaInputs {
     /// Loads the tensors below `prefix.qkv_proj`, and `prefix.qk_norm.temp`.
-    pub fn load(weights: &mut WeightLoader, prefix: &str, shape: ConvolvedShape) -> Result<Self> {
+    pub fn load(weights: &mut WeightLoader, prefix: &str, shape: CcaShape) -> Result<Self> {
         let shape = shape.checked()?;
-        let ConvolvedShape { hidden, heads, kv_heads, head_dim, taps, bias } = shape;
+        let CcaShape { hidden, heads, kv_heads, head_dim, taps, bias } = shape;
         let (channels, half) = (shape.channels(), shape.half());
         let name = |part: &str| format!("{prefix}.qkv_proj.{part}");
         let grouped = name("conv_qk_grouped");
-        Ok(ConvolvedInputs {
+        Ok(CcaInputs {
             shape,
             q: weights.linear(&name("q_proj"), heads * head_dim, hidden, bias)?,
             k: weights.linear(&name("k_proj"), kv_heads * head_dim, hidden, bias)?,
@@ -110,7 +110,7 @@ impl ConvolvedInputs {
         StateLens { window: (first - 1 + second - 1) * self.shape.channels(), recurrence: self.shape.half() }
     }
 
-    /// The products with the input of attention.
+    /// The matmuls with the input of attention.
     pub(super) fn products(&self) -> [&Linear; 4] {
         [&self.q, &self.k, &self.current, &self.delayed]
     }
@@ -151,7 +151,7 @@ impl ConvolvedInputs {
     /// What [`forward`](Self::forward) allocates per token beside queries, keys and values.
     pub fn scratch(&self) -> TokenScratch {
         let (channels, taps) = (self.shape.channels(), self.shape.taps[1]);
-        // Products and both side by side; the convolution's input with its window, twice, and its output; what the
+        // Matmuls and both side by side; the convolution's input with its window, twice, and its output; what the
         // second one gets and yields, by head and by token, twice; values and those of the token before.
         let floats = 2 * channels + 3 * channels + taps * channels + 3 * channels + 4 * self.shape.half();
         TokenScratch { floats, input: taps * channels }
@@ -162,18 +162,17 @@ impl ConvolvedInputs {
 mod tests {
     use super::*;
     use crate::kv::AttentionMask;
-    use crate::nn::sampled::{Drawn, HIDDEN, check};
+    use crate::nn::sampled::{HIDDEN, RandomWeights, check};
     use crate::nn::{Attention, AttentionShape, InputProducts, OutputGate, QkNorm};
 
-    const SHAPE: ConvolvedShape =
-        ConvolvedShape { hidden: HIDDEN, heads: 4, kv_heads: 2, head_dim: 5, taps: [3, 2], bias: true };
+    const SHAPE: CcaShape = CcaShape { hidden: HIDDEN, heads: 4, kv_heads: 2, head_dim: 5, taps: [3, 2], bias: true };
 
-    fn attention(shape: ConvolvedShape) -> impl Fn(&mut WeightLoader) -> Result<Attention> {
-        let ConvolvedShape { hidden, heads, kv_heads, head_dim, .. } = shape;
+    fn attention(shape: CcaShape) -> impl Fn(&mut WeightLoader) -> Result<Attention> {
+        let CcaShape { hidden, heads, kv_heads, head_dim, .. } = shape;
         move |weights| {
             Ok(Attention {
                 shape: AttentionShape { heads, kv_heads, head_dim, value_dim: head_dim },
-                inputs: InputProducts::Convolved(Box::new(ConvolvedInputs::load(weights, "m", shape)?)),
+                inputs: InputProducts::Cca(Box::new(CcaInputs::load(weights, "m", shape)?)),
                 o: weights.linear("m.o_proj", hidden, heads * head_dim, false)?,
                 norm: QkNorm::None,
                 value_norm: None,
@@ -191,7 +190,7 @@ mod tests {
     }
 
     /// What both convolutions yield for the last of the inputs `raw`; before the first there are zeros.
-    fn mixed(drawn: &Drawn, shape: ConvolvedShape, raw: &[Vec<f64>]) -> Vec<f64> {
+    fn mixed(drawn: &RandomWeights, shape: CcaShape, raw: &[Vec<f64>]) -> Vec<f64> {
         let ([first, second], width, channels) = (shape.taps, shape.head_dim, shape.channels());
         let (kernel, bias) =
             (drawn.f64("m.qkv_proj.conv_qk_depthwise.weight"), drawn.f64("m.qkv_proj.conv_qk_depthwise.bias"));
@@ -214,8 +213,8 @@ mod tests {
     }
 
     /// Queries, keys and values of the last of the tokens `x`.
-    fn inputs(drawn: &Drawn, shape: ConvolvedShape, x: &[Vec<f64>]) -> [Vec<f64>; 3] {
-        let ConvolvedShape { heads, kv_heads, head_dim: width, .. } = shape;
+    fn inputs(drawn: &RandomWeights, shape: CcaShape, x: &[Vec<f64>]) -> [Vec<f64>; 3] {
+        let CcaShape { heads, kv_heads, head_dim: width, .. } = shape;
         let product = |part: &str, x: &[f64]| drawn.product(&format!("m.qkv_proj.{part}"), x);
         let raw: Vec<Vec<f64>> = x.iter().map(|x| [product("q_proj", x), product("k_proj", x)].concat()).collect();
         let mut mixed = mixed(drawn, shape, &raw);
@@ -241,8 +240,8 @@ mod tests {
     }
 
     /// The attention of the last of the tokens `x`.
-    fn plain(drawn: &Drawn, shape: ConvolvedShape, x: &[Vec<f64>]) -> Vec<f64> {
-        let ConvolvedShape { heads, kv_heads, head_dim: width, .. } = shape;
+    fn plain(drawn: &RandomWeights, shape: CcaShape, x: &[Vec<f64>]) -> Vec<f64> {
+        let CcaShape { heads, kv_heads, head_dim: width, .. } = shape;
         let all: Vec<_> = (1..=x.len()).map(|len| inputs(drawn, shape, &x[..len])).collect();
         let mut out = vec![0.0; heads * width];
         for (head, out) in out.chunks_exact_mut(width).enumerate() {
@@ -260,16 +259,16 @@ mod tests {
 
     #[test]
     fn attention_over_convolved_inputs_follows_the_definition() {
-        let multi_query = ConvolvedShape { heads: 3, kv_heads: 1, head_dim: 4, bias: false, taps: [1, 4], ..SHAPE };
-        for shape in [SHAPE, multi_query, ConvolvedShape { taps: [1, 1], kv_heads: 4, ..SHAPE }] {
+        let multi_query = CcaShape { heads: 3, kv_heads: 1, head_dim: 4, bias: false, taps: [1, 4], ..SHAPE };
+        for shape in [SHAPE, multi_query, CcaShape { taps: [1, 1], kv_heads: 4, ..SHAPE }] {
             check(attention(shape), |drawn, x| plain(drawn, shape, x));
         }
     }
 
     #[test]
     fn sizes_are_checked() {
-        assert!(ConvolvedShape { kv_heads: 1, ..SHAPE }.checked().is_err(), "half of five values");
-        assert!(ConvolvedShape { heads: 1 << 24, head_dim: 1 << 24, ..SHAPE }.checked().is_err());
+        assert!(CcaShape { kv_heads: 1, ..SHAPE }.checked().is_err(), "half of five values");
+        assert!(CcaShape { heads: 1 << 24, head_dim: 1 << 24, ..SHAPE }.checked().is_err());
         assert!(SHAPE.checked().is_ok());
     }
 }

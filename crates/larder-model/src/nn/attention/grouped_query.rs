@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::kv::{AttentionMask, LayerKv, LayerShape, RowShape, made_up};
 use crate::nn::indexers::head_rotation;
 use crate::nn::{
-    AttentionIndexer, ChoiceShape, ConvolvedInputs, KeysAndValues, Mixer, Norm, OutputGate, RowAttention, TokenScratch,
+    AttentionIndexer, CcaInputs, ChoiceShape, KeysAndValues, Mixer, Norm, OutputGate, RowAttention, TokenScratch,
 };
 use crate::ops::{Few, HeadNorm, Heads, Near, Ops, Rotary, Rows};
 use crate::step::{ForwardPass, LayerStates};
@@ -74,7 +74,7 @@ impl AttentionTemperature {
 pub struct Attention {
     /// Heads and widths.
     pub shape: AttentionShape,
-    /// The products that yield queries, keys and values.
+    /// The matmuls that yield queries, keys and values.
     pub inputs: InputProducts,
     /// `[hidden, heads · value_dim]`
     pub o: Linear,
@@ -96,7 +96,7 @@ pub struct Attention {
     pub sinks: Option<Vec<f32>>,
     /// Scaling of queries with the position.
     pub temperature: Option<AttentionTemperature>,
-    /// Factor on what attention yields, before the output product.
+    /// Factor on what attention yields, before the output projection.
     pub output_gate: OutputGate,
     /// Chooses the positions that a query attends to, out of all earlier ones.
     pub indexer: Option<Box<AttentionIndexer>>,
@@ -105,7 +105,7 @@ pub struct Attention {
 /// The rows that attention reads of what a layer keeps.
 const KEYS_AND_VALUES: KeysAndValues = |kv| (&kv.keys, Some(&kv.values));
 
-/// The products that yield queries, keys and values.
+/// The matmuls that yield queries, keys and values.
 #[expect(clippy::large_enum_variant, reason = "there is one for each layer")]
 pub enum InputProducts {
     /// One for each.
@@ -114,23 +114,23 @@ pub enum InputProducts {
         q: Linear,
         /// `[kv_heads · head_dim, hidden]`
         k: Linear,
-        /// `[kv_heads · value_dim, hidden]`; without it values are what the product of the keys yields.
+        /// `[kv_heads · value_dim, hidden]`; without it values are what the matmul of the keys yields.
         v: Option<Linear>,
     },
-    /// Products and convolutions, with a state beside the KV cache.
-    Convolved(Box<ConvolvedInputs>),
+    /// Matmuls and convolutions, with a state beside the KV cache.
+    Cca(Box<CcaInputs>),
 }
 
 impl InputProducts {
-    /// The products with the input.
+    /// The matmuls with the input.
     fn linears(&self) -> Few<&Linear> {
         match self {
             InputProducts::Apart { q, k, v } => [Some(q), Some(k), v.as_ref()].into_iter().flatten().collect(),
-            InputProducts::Convolved(inputs) => inputs.products().iter().copied().collect(),
+            InputProducts::Cca(inputs) => inputs.products().iter().copied().collect(),
         }
     }
 
-    /// Queries, keys and values, `[n, heads · width]` each, of what the products yield.
+    /// Queries, keys and values, `[n, heads · width]` each, of what the matmuls yield.
     fn forward(
         &self,
         products: &[Rows],
@@ -139,7 +139,7 @@ impl InputProducts {
         ops: &dyn Ops,
     ) -> Result<[Rows; 3]> {
         match (self, products) {
-            (InputProducts::Convolved(inputs), [q, k, current, delayed]) => {
+            (InputProducts::Cca(inputs), [q, k, current, delayed]) => {
                 inputs.forward([*q, *k, *current, *delayed], states, pass, ops)
             }
             (_, [q, k, v]) => Ok([*q, *k, *v]),
@@ -203,9 +203,9 @@ impl Mixer for Attention {
     fn layer_shape(&self) -> LayerShape {
         let AttentionShape { kv_heads: heads, head_dim, value_dim, .. } = self.shape;
         let rows = |width| RowShape { heads, width };
-        let further = self.indexer.as_ref().map_or(Vec::new(), |indexer| indexer.kept());
-        let kept = LayerShape::attention(rows(head_dim), rows(value_dim), self.mask).with_further(further);
-        LayerShape { recurrent: self.convolved().map(ConvolvedInputs::state_lens), ..kept }
+        let auxiliary = self.indexer.as_ref().map_or(Vec::new(), |indexer| indexer.kept());
+        let kept = LayerShape::attention(rows(head_dim), rows(value_dim), self.mask).with_auxiliary(auxiliary);
+        LayerShape { recurrent: self.convolved().map(CcaInputs::state_lens), ..kept }
     }
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
@@ -220,7 +220,7 @@ impl Mixer for Attention {
             state.release_unseen(self.mask);
         }
         let all = state.keys.len();
-        state.further.iter_mut().try_for_each(|further| further.fill(all, rng))
+        state.auxiliary.iter_mut().try_for_each(|auxiliary| auxiliary.fill(all, rng))
     }
 
     fn heads(&self) -> usize {
@@ -237,7 +237,7 @@ impl Mixer for Attention {
             OutputGate::Product(product, _) => q + 2 * mixed + 2 * product.rows(),
         };
         let indexer = self.indexer.as_ref().map_or(0, |indexer| indexer.scratch());
-        let convolved = self.convolved().map(ConvolvedInputs::scratch).unwrap_or_default();
+        let convolved = self.convolved().map(CcaInputs::scratch).unwrap_or_default();
         let floats = 2 * hidden + queries + 2 * k + v + changed + indexer + convolved.floats;
         TokenScratch { floats, input: hidden.max(mixed).max(convolved.input) }
     }
@@ -252,9 +252,9 @@ impl Mixer for Attention {
 
 impl Attention {
     /// The inputs, if they are convolved.
-    fn convolved(&self) -> Option<&ConvolvedInputs> {
+    fn convolved(&self) -> Option<&CcaInputs> {
         match &self.inputs {
-            InputProducts::Convolved(inputs) => Some(inputs),
+            InputProducts::Cca(inputs) => Some(inputs),
             _ => None,
         }
     }

@@ -18,7 +18,7 @@ pub struct LatentShape {
     pub hidden: usize,
     /// Heads.
     pub heads: usize,
-    /// Rank of the query's low-rank product, `None` for a full one.
+    /// Rank of the query's low-rank projection, `None` for a full one.
     pub q_rank: Option<usize>,
     /// Rank of keys and values: width of the latent vector in the KV cache.
     pub kv_rank: usize,
@@ -32,7 +32,7 @@ pub struct LatentShape {
     pub split_kv_b: bool,
     /// Epsilon of the norms of latents, which is not that of other norms in most models.
     pub norm_eps: f64,
-    /// Name of the output product.
+    /// Name of the output projection.
     pub output: &'static str,
 }
 
@@ -70,7 +70,7 @@ pub(super) enum Query {
 }
 
 impl LatentAttention {
-    /// Loads the tensors below `prefix`; `bias` for the products that the config's `attention_bias` applies to.
+    /// Loads the tensors below `prefix`; `bias` for the matmuls that the config's `attention_bias` applies to.
     pub fn new(
         weights: &mut WeightLoader,
         prefix: &str,
@@ -210,11 +210,11 @@ impl Mixer for LatentAttention {
     }
 
     fn layer_shape(&self) -> LayerShape {
-        let further = match &self.choice {
+        let auxiliary = match &self.choice {
             RowChoice::Indexed(indexer) => indexer.kept(),
             RowChoice::All | RowChoice::Shared(_) => Vec::new(),
         };
-        LayerShape::latents(self.shape.kv_rank + self.shape.rope).with_further(further)
+        LayerShape::latents(self.shape.kv_rank + self.shape.rope).with_auxiliary(auxiliary)
     }
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
@@ -224,7 +224,7 @@ impl Mixer for LatentAttention {
             state.keys.append(&made_up(rows * width, rng), 1, width)
         })?;
         let all = state.keys.len();
-        state.further.iter_mut().try_for_each(|further| further.fill(all, rng))
+        state.auxiliary.iter_mut().try_for_each(|auxiliary| auxiliary.fill(all, rng))
     }
 
     fn heads(&self) -> usize {

@@ -8,7 +8,7 @@ mod output_gate;
 mod relative;
 mod selected;
 
-pub use cca::{ConvolvedInputs, ConvolvedShape};
+pub use cca::{CcaInputs, CcaShape};
 pub use compressed::{CompressedAttention, CompressedShape, Compressor, CompressorShape, Entries, EntryIndexer};
 pub use grouped_query::{Attention, AttentionShape, AttentionTemperature, InputProducts, QkNorm};
 pub use latent::{LatentAttention, LatentShape, RowChoice};

@@ -8,7 +8,7 @@ use crate::weights::Linear;
 pub enum OutputGate {
     /// None.
     None,
-    /// A function of a product of its own: `[heads · value_dim, hidden]`, or `[heads, hidden]` for a gate per head.
+    /// A function of a matmul of its own: `[heads · value_dim, hidden]`, or `[heads, hidden]` for a gate per head.
     Product(Linear, GateFunction),
 }
 

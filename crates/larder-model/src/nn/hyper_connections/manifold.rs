@@ -33,7 +33,7 @@ pub struct ManifoldConnection {
     scale: [f32; 3],
 }
 
-/// Merges the streams behind the last layer, with weights that depend on them.
+/// Merges the streams after the last layer, with weights that depend on them.
 pub struct ManifoldMerge {
     shape: ManifoldShape,
     /// `[streams, streams · hidden]`

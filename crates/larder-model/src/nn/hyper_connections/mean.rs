@@ -1,4 +1,4 @@
-//! The plain mean of the residual streams behind the last layer.
+//! The plain mean of the residual streams after the last layer.
 
 use crate::error::Result;
 use crate::nn::MergeStreams;

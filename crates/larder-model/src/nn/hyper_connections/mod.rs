@@ -22,7 +22,7 @@ pub trait ResidualConnection: Send + Sync {
     /// The caller guarantees streams of the model's width. A token's results depend on its streams alone, bit for bit.
     fn read(&self, streams: Rows, ops: &dyn Ops) -> Result<[Rows; 2]>;
 
-    /// The streams behind the part, whose output is `y [tokens, hidden]`; `mix` is what [`read`](Self::read) returned
+    /// The streams after the part, whose output is `y [tokens, hidden]`; `mix` is what [`read`](Self::read) returned
     /// for them.
     fn write(&self, streams: Rows, mix: Rows, y: Rows, ops: &dyn Ops) -> Result<Rows>;
 
@@ -30,7 +30,7 @@ pub trait ResidualConnection: Send + Sync {
     fn scratch(&self, hidden: usize) -> TokenScratch;
 }
 
-/// Merges the residual streams behind the last layer.
+/// Merges the residual streams after the last layer.
 pub trait MergeStreams: Send + Sync {
     /// `streams [tokens, streams · hidden]` → `[tokens, hidden]`
     fn merge(&self, streams: Rows, ops: &dyn Ops) -> Result<Rows>;

@@ -1,7 +1,7 @@
 //! The indexers that attention with keys and values of its own can have.
 
 use crate::error::Result;
-use crate::kv::FurtherShape;
+use crate::kv::AuxiliaryShape;
 use crate::nn::{BlockIndexer, HeadIndexer};
 use crate::ops::{ListLengths, Ops, Rows};
 use crate::step::{ForwardPass, LayerStates};
@@ -17,7 +17,7 @@ pub enum AttentionIndexer {
 
 impl AttentionIndexer {
     /// What a layer keeps for it.
-    pub fn kept(&self) -> Vec<FurtherShape> {
+    pub fn kept(&self) -> Vec<AuxiliaryShape> {
         match self {
             AttentionIndexer::Blocks(indexer) => indexer.kept(),
             AttentionIndexer::Heads(indexer) => indexer.kept(),
@@ -32,7 +32,7 @@ impl AttentionIndexer {
         }
     }
 
-    /// The products with the input of attention that [`select`](Self::select) reads.
+    /// The matmuls with the input of attention that [`select`](Self::select) reads.
     pub(in crate::nn) fn products(&self, pass: &ForwardPass) -> Vec<&Linear> {
         match self {
             AttentionIndexer::Blocks(indexer) => indexer.products(pass),

@@ -4,7 +4,7 @@
 use super::block_keys::BlockKeys;
 use super::index_choice::{choose, head_rotation};
 use crate::error::Result;
-use crate::kv::{AttentionMask, FurtherShape, RowShape};
+use crate::kv::{AttentionMask, AuxiliaryShape, RowShape};
 use crate::nn::{Norm, Rope};
 use crate::ops::{BlockPooling, IndexBlocks, IndexChoice, ListLengths, Ops, Rotary, Rows, SeenRows};
 use crate::step::{ForwardPass, LayerStates};
@@ -23,7 +23,7 @@ pub struct BlockIndexerShape {
     pub blocks: usize,
 }
 
-/// The products of queries and keys.
+/// The matmuls of queries and keys.
 pub enum IndexProducts {
     /// `[(heads + 1) · width, hidden]`: the rows of all queries, then of the key.
     Joined(Linear),
@@ -50,12 +50,12 @@ pub struct BlockIndexer {
 
 impl BlockIndexer {
     /// What a layer keeps for it: the keys of the tokens of the block that is not complete, and those of the blocks.
-    pub fn kept(&self) -> Vec<FurtherShape> {
+    pub fn kept(&self) -> Vec<AuxiliaryShape> {
         let BlockIndexerShape { width, tokens, .. } = self.shape;
         let row = RowShape { heads: 1, width };
         vec![
-            FurtherShape { row, tokens_per_row: 1, chosen: None, mask: AttentionMask::SlidingWindow(tokens) },
-            FurtherShape { row, tokens_per_row: tokens, mask: AttentionMask::Causal, chosen: None },
+            AuxiliaryShape { row, tokens_per_row: 1, chosen: None, mask: AttentionMask::SlidingWindow(tokens) },
+            AuxiliaryShape { row, tokens_per_row: tokens, mask: AttentionMask::Causal, chosen: None },
         ]
     }
 
@@ -69,7 +69,7 @@ impl BlockIndexer {
         pass.positions().any(|at| (at + 1) / self.shape.tokens > self.shape.blocks)
     }
 
-    /// The products with the input of attention that [`select`](Self::select) reads.
+    /// The matmuls with the input of attention that [`select`](Self::select) reads.
     pub(super) fn products(&self, pass: &ForwardPass) -> Vec<&Linear> {
         match &self.products {
             IndexProducts::Joined(product) => vec![product],
@@ -120,13 +120,13 @@ impl BlockIndexer {
             blocks: IndexBlocks::OfPositions(tokens),
             seen: &seen,
         };
-        choose(&index, |span| &states.of(span).further[1].rows, pass, ops)
+        choose(&index, |span| &states.of(span).auxiliary[1].rows, pass, ops)
     }
 
     /// Floats per token of what [`select`](Self::select) allocates.
     pub fn scratch(&self) -> usize {
         let BlockIndexerShape { heads, width, .. } = self.shape;
-        // Both products together and apart; queries normalised and rotated; the weights of heads.
+        // Both matmuls together and apart; queries normalised and rotated; the weights of heads.
         2 * (heads + 1) * width + 3 * heads * width + heads + 2
     }
 }

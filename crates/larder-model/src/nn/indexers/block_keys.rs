@@ -30,8 +30,8 @@ struct NewRows {
 }
 
 impl BlockKeys<'_> {
-    /// Appends what the tokens of a step yield, `[tokens, width]`, to further rows of a layer, of the kind with number
-    /// `first`, and the keys of the blocks that are then complete to those of the next kind.
+    /// Appends what the tokens of a step yield, `[tokens, width]`, to auxiliary rows of a layer, of the kind with
+    /// number `first`, and the keys of the blocks that are then complete to those of the next kind.
     pub fn append(
         &self,
         parts: Rows,
@@ -65,20 +65,20 @@ impl BlockKeys<'_> {
         ops: &dyn Ops,
     ) -> Result<()> {
         for NewRows { span, rows } in new {
-            states.of_mut(*span).further[first].extend(rows.len())?;
+            states.of_mut(*span).auxiliary[first].extend(rows.len())?;
         }
-        write_rows(parts, None, new, |span| &states.of(span).further[first].rows, ops)?;
+        write_rows(parts, None, new, |span| &states.of(span).auxiliary[first].rows, ops)?;
         let complete = |rows: &NewRows| {
-            let [tokens, keys] = &states.of(rows.span).further[first..][..2] else { unreachable!("there are two") };
+            let [tokens, keys] = &states.of(rows.span).auxiliary[first..][..2] else { unreachable!("there are two") };
             NewRows { span: rows.span, rows: keys.rows.len()..tokens.rows.len() / self.pooling.rate }
         };
         let blocks: Vec<NewRows> = new.iter().map(complete).filter(|blocks| !blocks.rows.is_empty()).collect();
         if !blocks.is_empty() {
-            let view = |span: usize| states.of(span).further[first].rows.view(parts.width);
+            let view = |span: usize| states.of(span).auxiliary[first].rows.view(parts.width);
             let of_blocks: Vec<_> = blocks.iter().map(|blocks| (view(blocks.span), blocks.rows.clone())).collect();
             let keys = self.norm.forward(ops.pool_blocks(&of_blocks, &self.pooling)?, ops)?;
             for NewRows { span, rows } in &blocks {
-                states.of_mut(*span).further[first + 1].extend(rows.len())?;
+                states.of_mut(*span).auxiliary[first + 1].extend(rows.len())?;
             }
             let mut cos_sin = RopeTable::default();
             let rotation = self.rotation.map(|(rope, rotary, first)| {
@@ -88,9 +88,9 @@ impl BlockKeys<'_> {
                 let Rotary { dim, interleaved, .. } = rotary;
                 Rotation { cos_sin: cos_sin.cos_sin(), first, dim, interleaved }
             });
-            write_rows(keys, rotation, &blocks, |span| &states.of(span).further[first + 1].rows, ops)?;
+            write_rows(keys, rotation, &blocks, |span| &states.of(span).auxiliary[first + 1].rows, ops)?;
         }
-        new.iter().for_each(|rows| states.of_mut(rows.span).further[first].release_unneeded());
+        new.iter().for_each(|rows| states.of_mut(rows.span).auxiliary[first].release_unneeded());
         Ok(())
     }
 }

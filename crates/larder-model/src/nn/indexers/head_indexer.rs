@@ -5,7 +5,7 @@ use std::iter;
 
 use super::index_choice::{NewIndexRows, choose, head_rotation};
 use crate::error::Result;
-use crate::kv::FurtherShape;
+use crate::kv::AuxiliaryShape;
 use crate::nn::Norm;
 use crate::ops::{HeadNorm, IndexBlocks, IndexChoice, ListLengths, Ops, Rotary, Rows, SeenRows};
 use crate::step::{ForwardPass, LayerStates};
@@ -61,8 +61,8 @@ impl HeadIndexer {
     }
 
     /// What a layer keeps for it: its keys.
-    pub fn kept(&self) -> Vec<FurtherShape> {
-        vec![FurtherShape::per_token(1, self.shape.width)]
+    pub fn kept(&self) -> Vec<AuxiliaryShape> {
+        vec![AuxiliaryShape::per_token(1, self.shape.width)]
     }
 
     /// Heads, each of which makes a selection.
@@ -80,7 +80,7 @@ impl HeadIndexer {
         pass.positions().any(|at| (at + 1).div_ceil(self.shape.block) > self.shape.top_k)
     }
 
-    /// The products with the input of attention that [`select`](Self::select) reads.
+    /// The matmuls with the input of attention that [`select`](Self::select) reads.
     pub(super) fn products(&self, pass: &ForwardPass) -> Vec<&Linear> {
         if self.has_choice(pass) { vec![&self.key, &self.query] } else { vec![&self.key] }
     }
@@ -98,9 +98,9 @@ impl HeadIndexer {
         let [(of_queries, query_eps), (of_keys, key_eps)] = [&self.query_norm, &self.key_norm].map(Norm::rms_parts);
         let (weights, eps) = ([Some(of_queries.of(ops)?), Some(of_keys.of(ops)?)], [query_eps, key_eps]);
         for (i, span) in pass.spans.iter().enumerate() {
-            states.of_mut(i).further[0].extend(span.tokens)?;
+            states.of_mut(i).auxiliary[0].extend(span.tokens)?;
         }
-        let rows = |span: usize| &states.of(span).further[0].rows;
+        let rows = |span: usize| &states.of(span).auxiliary[0].rows;
         let new = NewIndexRows {
             queries: products.get(1).copied(),
             keys: products[0],

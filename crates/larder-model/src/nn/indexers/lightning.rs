@@ -3,7 +3,7 @@
 
 use super::index_choice::{NewIndexRows, choose, head_rotation};
 use crate::error::Result;
-use crate::kv::FurtherShape;
+use crate::kv::AuxiliaryShape;
 use crate::nn::{Compressor, CompressorShape, Norm};
 use crate::ops::{IndexBlocks, IndexChoice, ListLengths, Ops, Rotary, Rows, SeenRows};
 use crate::step::{ForwardPass, LayerStates};
@@ -14,7 +14,7 @@ use crate::weights::{Linear, WeightLoader};
 pub struct IndexerShape {
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Rank of the query's low-rank product in attention, whose result the queries of the indexer are made of.
+    /// Rank of the query's low-rank projection in attention, whose result the queries of the indexer are made of.
     pub q_rank: usize,
     /// Heads.
     pub heads: usize,
@@ -48,7 +48,7 @@ pub struct Indexer {
 
 /// What makes the keys.
 pub(super) enum IndexKeys {
-    /// A product `[width, hidden]` and its norm: each token has one.
+    /// A matmul `[width, hidden]` and its norm: each token has one.
     OfTokens(Linear, Box<Norm>),
     /// Weighted means over the tokens of each complete block.
     OfBlocks(Box<Compressor>),
@@ -97,14 +97,14 @@ impl Indexer {
     }
 
     /// What the indexer keeps of a sequence, the keys last.
-    pub fn kept(&self) -> Vec<FurtherShape> {
+    pub fn kept(&self) -> Vec<AuxiliaryShape> {
         match &self.keys {
-            IndexKeys::OfTokens(..) => vec![FurtherShape::per_token(1, self.shape.width)],
+            IndexKeys::OfTokens(..) => vec![AuxiliaryShape::per_token(1, self.shape.width)],
             IndexKeys::OfBlocks(compressor) => compressor.kept().into(),
         }
     }
 
-    /// The products with the input of attention that [`select`](Self::select) reads.
+    /// The matmuls with the input of attention that [`select`](Self::select) reads.
     pub(in crate::nn) fn products(&self, pass: &ForwardPass) -> Vec<&Linear> {
         let mut products = match &self.keys {
             IndexKeys::OfTokens(key, _) => vec![key],
@@ -114,7 +114,7 @@ impl Indexer {
         products
     }
 
-    /// Appends what it keeps of the tokens to the further rows of their states, which are its own, and chooses
+    /// Appends what it keeps of the tokens to the auxiliary rows of their states, which are its own, and chooses
     /// positions for each token; `products` are its [`products`](Self::products), and `latent [n, q_rank]` is what the
     /// queries of attention are made of.
     pub(in crate::nn) fn select(
@@ -132,10 +132,10 @@ impl Indexer {
             IndexKeys::OfTokens(_, norm) => {
                 let keys = norm.forward(products[0], ops)?;
                 for (i, span) in pass.spans.iter().enumerate() {
-                    states.of_mut(i).further[0].extend(span.tokens)?;
+                    states.of_mut(i).auxiliary[0].extend(span.tokens)?;
                 }
                 let new = NewIndexRows { queries: query, keys, rotation, norm: None };
-                let queries = new.write(heads, |span| &states.of(span).further[0].rows, pass, ops)?;
+                let queries = new.write(heads, |span| &states.of(span).auxiliary[0].rows, pass, ops)?;
                 query.map(|_| queries)
             }
             IndexKeys::OfBlocks(compressor) => {
@@ -162,7 +162,7 @@ impl Indexer {
             seen: &seen,
         };
         let keys = self.kept().len() - 1;
-        choose(&index, |span| &states.of(span).further[keys].rows, pass, ops)
+        choose(&index, |span| &states.of(span).auxiliary[keys].rows, pass, ops)
     }
 
     /// Floats per token of what [`select`](Self::select) allocates.

@@ -128,7 +128,7 @@ impl MlpRouter {
 
     /// Numbers that [`forward`](Self::forward) allocates per token.
     pub(super) fn floats(&self) -> usize {
-        // The state twice, that of the layer before, the norm's output, that of a product twice; logits twice,
+        // The state twice, that of the layer before, the norm's output, that of a matmul twice; logits twice,
         // probabilities.
         6 * self.shape.width + 3 * (self.shape.experts + 1)
     }
@@ -147,7 +147,7 @@ mod tests {
 
     use super::*;
     use crate::compute::ComputeContext;
-    use crate::nn::sampled::Drawn;
+    use crate::nn::sampled::RandomWeights;
     use crate::weights::ReadAhead;
 
     const SHAPE: MlpRouterShape = MlpRouterShape { hidden: 6, width: 5, experts: 3, eps: 1e-5, carried: true };
@@ -155,7 +155,7 @@ mod tests {
     fn router(shape: MlpRouterShape) -> MlpRouter {
         let mut list = WeightLoader::list();
         MlpRouter::load(&mut list, "m", shape).unwrap();
-        let weights = Drawn::of(list.requested().to_vec());
+        let weights = RandomWeights::of(list.requested().to_vec());
         let compute = Arc::new(ComputeContext::single_threaded());
         MlpRouter::load(&mut WeightLoader::load(&weights, &ReadAhead::new(&weights, &[]), compute), "m", shape).unwrap()
     }

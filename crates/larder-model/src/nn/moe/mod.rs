@@ -16,7 +16,7 @@ use super::{Mlp, Norm, Running, TokenScratch};
 use crate::config::config_error;
 use crate::error::Result;
 use crate::experts::{
-    CallOnDevice, DeviceMoeCall, DevicePath, ExpertPath, HintSource, KnownExperts, MoeCall, Routed, route,
+    CallOnDevice, DeviceMoeCall, DevicePath, ExpertPath, HashRouting, HintSource, MoeCall, Routed, route,
 };
 use crate::ops::{Activation, Constant, Few, GateFunction, Ops, Rows};
 use crate::step::TokenOrigin;
@@ -112,9 +112,9 @@ pub struct DenseBeside {
 
 /// An expert that every token uses.
 pub struct SharedExpert {
-    /// Its three products.
+    /// Its three matmuls.
     pub mlp: Mlp,
-    /// `[1, hidden]`: scales the output by the sigmoid of this product.
+    /// `[1, hidden]`: scales the output by the sigmoid of what this matmul yields.
     pub gate: Option<Linear>,
 }
 
@@ -200,7 +200,7 @@ impl Moe {
     pub(crate) fn forward_chosen(
         &self,
         input: &MoeInput,
-        known: Option<KnownExperts>,
+        known: Option<HashRouting>,
         running: &mut Running,
     ) -> Result<MoeOutput> {
         let ops = running.ops;
@@ -213,7 +213,7 @@ impl Moe {
 
     /// Begins the experts that a device has, before the host knows the choice. [`forward`](Self::forward) follows. Not
     /// of several tokens if some may have no expert, since the others are computed apart then.
-    fn begin_hits(&self, input: &MoeInput, known: Option<KnownExperts>, device: &mut dyn DevicePath) -> Result<()> {
+    fn begin_hits(&self, input: &MoeInput, known: Option<HashRouting>, device: &mut dyn DevicePath) -> Result<()> {
         if (self.router.may_skip() && input.x.rows > 1) || self.capacity.is_some() {
             return Ok(());
         }
@@ -221,7 +221,7 @@ impl Moe {
         device.begin_hits(&self.device_call(input, known, on_device))
     }
 
-    /// The output of the layer. `known` are the experts, if they are known; `next` is the next layer with experts, and
+    /// The output of the layer. `known` are the experts of hash routing; `next` is the next layer with experts, and
     /// what hints at its choice, which the host waits for together with the router.
     pub(crate) fn forward(
         &self,
@@ -243,7 +243,7 @@ impl Moe {
         if let Some(device) = device {
             // It goes on with what does not depend on the choice, while the host waits.
             meanwhile();
-            self.begin_hits(input, known.map(KnownExperts::Ids), device)?;
+            self.begin_hits(input, known.map(HashRouting::Ids), device)?;
         }
         let received = ops.download(&all)?;
         let [x, classes] = [&received[0], &received[1]];
@@ -338,7 +338,7 @@ impl Moe {
     fn device_call<'a>(
         &'a self,
         input: &MoeInput,
-        known: Option<KnownExperts<'a>>,
+        known: Option<HashRouting<'a>>,
         on_device: CallOnDevice,
     ) -> DeviceMoeCall<'a> {
         let (layer, gate, act, none) = (self.layer, &self.gate, self.act, self.router.bias_of_none());

@@ -8,11 +8,11 @@ use crate::weights::Linear;
 
 /// The router of an MoE layer.
 pub enum MoeRouter {
-    /// One product, `[experts, hidden]`.
+    /// One matmul, `[experts, hidden]`.
     Product(Linear),
-    /// One product, whose logits are capped to stay within ± this: `cap · tanh(logit / cap)`.
+    /// One matmul, whose logits are capped to stay within ± this: `cap · tanh(logit / cap)`.
     Capped(Linear, f64),
-    /// A product, and a second one `[experts, experts]` behind a tanh.
+    /// A matmul, and a second one `[experts, experts]` after a tanh.
     TwoProducts(Linear, Linear),
     /// An MLP, with a state that it hands on from layer to layer.
     Mlp(Box<MlpRouter>),

@@ -92,7 +92,7 @@ impl CausalConv {
 
 /// LFM2's gated short convolution: `out(c · conv(b · x))`.
 pub struct ShortConv {
-    /// The products that yield b, c and x, `[hidden, hidden]` each.
+    /// The matmuls that yield b, c and x, `[hidden, hidden]` each.
     pub inputs: [Linear; 3],
     /// Over `hidden` channels.
     pub conv: CausalConv,
@@ -118,7 +118,7 @@ impl Mixer for ShortConv {
     }
 
     fn scratch(&self, hidden: usize) -> TokenScratch {
-        // Input and output; the three products; the gated one; the convolved one with its input and window, gated
+        // Input and output; the three matmuls; the gated one; the convolved one with its input and window, gated
         // again.
         TokenScratch { floats: (2 + 3 + 1 + 3) * hidden, input: hidden }
     }
@@ -133,7 +133,7 @@ impl ShortConv {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nn::sampled::{Drawn, HIDDEN, check};
+    use crate::nn::sampled::{HIDDEN, RandomWeights, check};
     use crate::ops::{convolve_rows, shift_window};
     use crate::weights::RowGroups;
 
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_convolution_follows_the_definition_in_pieces_of_any_size() {
+    fn a_short_convolution_follows_the_definition_in_chunks_of_any_size() {
         let build = |weights: &mut WeightLoader| {
             let parts = RowGroups::consecutive(3 * HIDDEN, [HIDDEN; 3]);
             let parts = parts.each_ref().map(std::slice::from_ref);
@@ -173,7 +173,7 @@ mod tests {
                 output: weights.linear("m.out_proj", HIDDEN, HIDDEN, true)?,
             })
         };
-        let plain = |weights: &Drawn, tokens: &[Vec<f64>]| {
+        let plain = |weights: &RandomWeights, tokens: &[Vec<f64>]| {
             let rows: Vec<Vec<f64>> = tokens.iter().map(|x| weights.product("m.in_proj", x)).collect();
             let (kernel, bias) = (weights.f64("m.conv.weight"), weights.f64("m.conv.bias"));
             let value = |c: usize| {
@@ -193,9 +193,9 @@ mod tests {
         let x: Vec<f32> = (0..20).map(|i| (i as f32 * 1.3).sin()).collect();
         let at = |i: usize, back: usize| if i < back { 0.0 } else { x[i - back] };
         let want: Vec<f32> = (0..20).map(|i| 0.5 * at(i, 6) - at(i, 3) + 2.0 * x[i]).collect();
-        for piece in [1, 4, 20] {
+        for chunk in [1, 4, 20] {
             let mut window = [0.0; 6];
-            let got: Vec<f32> = x.chunks(piece).flat_map(|x| forward(&conv, x, &mut window)).collect();
+            let got: Vec<f32> = x.chunks(chunk).flat_map(|x| forward(&conv, x, &mut window)).collect();
             assert_eq!((got, conv.window_len()), (want.clone(), 6));
         }
     }

@@ -2,11 +2,9 @@
 
 use super::TASK_ACTIVATIONS;
 use crate::error::Result;
-use crate::ops::{
-    ConvolvedHeadOps, CpuOps, HeadConvolution, HeadMix, Rows, StateSpan, convolve_rows, shift_window, sum,
-};
+use crate::ops::{CcaOps, CpuOps, HeadConvolution, HeadMix, Rows, StateSpan, convolve_rows, shift_window, sum};
 
-impl ConvolvedHeadOps for CpuOps {
+impl CcaOps for CpuOps {
     fn convolve_heads(&self, convolution: &HeadConvolution, spans: &[StateSpan]) -> Result<[Rows; 2]> {
         let HeadConvolution { queries, keys, delayed, taps, bias, delayed_bias, head_dim, widths } = *convolution;
         let raw = crate::ops::ChoiceOps::beside(self, queries, keys)?;

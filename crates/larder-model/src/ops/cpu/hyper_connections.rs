@@ -5,13 +5,14 @@ use larder_kernels::exp;
 use super::{TASK_ACTIVATIONS, TASK_VALUES, part};
 use crate::error::Result;
 use crate::ops::{
-    CpuOps, ManifoldWeights, Rows, ScaledSides, StreamGate, StreamMix, StreamOps, rms_row, scale, sigmoid, silu, sum,
+    CpuOps, HyperConnectionOps, ManifoldWeights, Rows, ScaledSides, StreamGate, StreamMix, rms_row, scale, sigmoid,
+    silu, sum,
 };
 
 /// The least absolute value of a gate's root.
 const LEAST: f32 = 1e-6;
 
-impl StreamOps for CpuOps {
+impl HyperConnectionOps for CpuOps {
     fn rms_groups(&self, x: Rows, groups: usize, weight: Option<usize>, eps: f64) -> Result<Rows> {
         let width = x.width / groups;
         Ok(self.make_rows([x.rows, x.width], TASK_VALUES, |state, first, out| {
@@ -136,8 +137,8 @@ impl StreamOps for CpuOps {
     }
 }
 
-/// Turns the products of one token into weights of `count` streams: of each stream to read it, and if there are more,
-/// of each stream to write it, and the matrix `[from, to]` that mixes them.
+/// Turns what a matmul yields for one token into weights of `count` streams: of each stream to read it, and if there
+/// are more, of each stream to write it, and the matrix `[from, to]` that mixes them.
 fn finish_weights(
     weights: &mut [f32],
     count: usize,

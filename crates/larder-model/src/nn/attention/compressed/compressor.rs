@@ -2,7 +2,7 @@
 //! softmax over the block.
 
 use crate::error::Result;
-use crate::kv::{AttentionMask, FurtherShape, RowShape};
+use crate::kv::{AttentionMask, AuxiliaryShape, RowShape};
 use crate::nn::indexers::BlockKeys;
 use crate::nn::{Norm, Rope};
 use crate::ops::{BlockPooling, Constant, Ops, Rotary, Rows};
@@ -80,27 +80,27 @@ impl Compressor {
     }
 
     /// What a layer keeps for it: the parts of the tokens of blocks that are not complete, and entries.
-    pub fn kept(&self) -> [FurtherShape; 2] {
+    pub fn kept(&self) -> [AuxiliaryShape; 2] {
         let CompressorShape { width, rate, overlap, .. } = self.shape;
         let row = |width| RowShape { heads: 1, width };
         let blocks = if overlap { 2 } else { 1 };
         let (parts, entry) = (row(2 * self.shape.channels()), row(width));
         let mask = AttentionMask::SlidingWindow(blocks * rate);
         [
-            FurtherShape { row: parts, tokens_per_row: 1, mask, chosen: None },
-            FurtherShape { row: entry, tokens_per_row: rate, mask: AttentionMask::Causal, chosen: None },
+            AuxiliaryShape { row: parts, tokens_per_row: 1, mask, chosen: None },
+            AuxiliaryShape { row: entry, tokens_per_row: rate, mask: AttentionMask::Causal, chosen: None },
         ]
     }
 
     /// Numbers per token of what [`append`](Self::append) computes.
     pub fn scratch(&self) -> usize {
-        // The two products and both together; values that are normalised are there twice.
+        // The two matmuls and both together; values that are normalised are there twice.
         let normed = if matches!(self.value_norm, Norm::None) { 0 } else { self.shape.channels() };
         4 * self.shape.channels() + 2 * self.shape.width + normed
     }
 
     /// Appends values and logits of the tokens of a step to those that are kept, and the entries of the blocks that are
-    /// then complete; `first` is the number of the first of its two kinds of further rows.
+    /// then complete; `first` is the number of the first of its two kinds of auxiliary rows.
     pub(in crate::nn) fn append(
         &self,
         [values, logits]: [Rows; 2],

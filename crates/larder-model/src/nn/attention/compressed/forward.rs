@@ -16,7 +16,7 @@ use crate::weights::Linear;
 /// The rows of the window.
 const WINDOW: KeysAndValues = |kv| (&kv.keys, None);
 
-/// Products with the input.
+/// Matmuls with the input.
 struct Products {
     /// `[tokens, q_rank]`: what queries are made of, before its norm.
     latent: Rows,
@@ -29,7 +29,7 @@ struct Products {
 }
 
 impl CompressedAttention {
-    /// The products with the input `x`.
+    /// The matmuls with the input `x`.
     fn products(&self, x: Rows, pass: &ForwardPass, ops: &dyn Ops) -> Result<Products> {
         let of_compressors = self.compressors().flat_map(|compressor| [&compressor.values, &compressor.logits]);
         let weights = self.indexer().filter(|_| self.has_choice(pass)).map(|indexer| &indexer.weights);
@@ -87,7 +87,7 @@ impl CompressedAttention {
             blocks: IndexBlocks::OfPositions(1),
             seen: &seen.collect::<Vec<_>>(),
         };
-        choose(&index, |span| &states.of(span).further[3].rows, pass, ops)
+        choose(&index, |span| &states.of(span).auxiliary[3].rows, pass, ops)
     }
 
     /// Attention to entries, and to the window behind them.
@@ -103,7 +103,7 @@ impl CompressedAttention {
         let (mut views, mut seen) = (Vec::with_capacity(pass.spans.len()), Vec::with_capacity(pass.tokens()));
         for (i, span) in pass.spans.iter().enumerate() {
             let state = states.of(i);
-            let entries = state.further[1].rows.view(self.shape.head_dim);
+            let entries = state.auxiliary[1].rows.view(self.shape.head_dim);
             let (view, moved) = joined(entries, state.keys.view(self.shape.head_dim));
             seen.extend(span.rows(&in_window, 1).iter().map(moved));
             views.push(view);

@@ -6,7 +6,7 @@ use larder_core::{KV_PAGE_TOKENS, Rng};
 use output::GroupedOutput;
 
 use crate::error::Result;
-use crate::kv::{AttentionMask, FurtherShape, LayerKv, LayerShape, RowShape, made_up};
+use crate::kv::{AttentionMask, AuxiliaryShape, LayerKv, LayerShape, RowShape, made_up};
 use crate::nn::norm::NormWeight;
 use crate::nn::{ChoiceShape, Mixer, Norm, RowAttention, TokenScratch};
 use crate::ops::{Ops, Rotary, Rows};
@@ -30,11 +30,11 @@ pub struct CompressedShape {
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Rank of the queries' low-rank product.
+    /// Rank of the queries' low-rank projection.
     pub q_rank: usize,
     /// Positions of the window.
     pub window: usize,
-    /// Groups of heads, each with an output product of its own.
+    /// Groups of heads, each with an output projection of its own.
     pub groups: usize,
     /// Values that each of those yields.
     pub group_rank: usize,
@@ -145,11 +145,11 @@ impl Mixer for CompressedAttention {
 
     fn layer_shape(&self) -> LayerShape {
         let keys = Some(RowShape { heads: 1, width: self.shape.head_dim });
-        let mut further: Vec<FurtherShape> = self.compressors().flat_map(Compressor::kept).collect();
-        if let (Some(indexer), Some(entries)) = (self.indexer(), further.get_mut(1)) {
+        let mut auxiliary: Vec<AuxiliaryShape> = self.compressors().flat_map(Compressor::kept).collect();
+        if let (Some(indexer), Some(entries)) = (self.indexer(), auxiliary.get_mut(1)) {
             entries.chosen = Some(indexer.count);
         }
-        LayerShape { keys, mask: self.mask(), ..LayerShape::NOTHING }.with_further(further)
+        LayerShape { keys, mask: self.mask(), ..LayerShape::NOTHING }.with_auxiliary(auxiliary)
     }
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
@@ -159,7 +159,7 @@ impl Mixer for CompressedAttention {
             state.release_unseen(self.mask());
         }
         let all = state.keys.len();
-        state.further.iter_mut().try_for_each(|rows| rows.fill(all, rng))
+        state.auxiliary.iter_mut().try_for_each(|rows| rows.fill(all, rng))
     }
 
     fn heads(&self) -> usize {

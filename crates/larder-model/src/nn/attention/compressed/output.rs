@@ -1,4 +1,4 @@
-//! The output product in two steps: one for each group of heads, then one of what all groups yield.
+//! The output projection in two steps: one for each group of heads, then one of what all groups yield.
 
 use crate::error::Result;
 use crate::nn::CompressedShape;

@@ -84,13 +84,13 @@ fn naive(shape: CompressorShape, parts: &Parts, x: &[f32], block: usize) -> Vec<
     entry
 }
 
-/// The entries of these tokens, appended in pieces of a size.
-fn entries(compressor: &Compressor, compute: &ComputeContext, x: &[f32], piece: usize) -> Vec<f32> {
+/// The entries of these tokens, appended in chunks of a size.
+fn entries(compressor: &Compressor, compute: &ComputeContext, x: &[f32], chunk: usize) -> Vec<f32> {
     let (pool, ops) = (compute.new_kv_pool(), compute.ops());
-    let shape = LayerShape::latents(1).with_further(compressor.kept().to_vec());
+    let shape = LayerShape::latents(1).with_auxiliary(compressor.kept().to_vec());
     let mut cache = KvCache::new([shape].into_iter(), &pool);
-    for (at, rows) in x.chunks(piece * HIDDEN).enumerate() {
-        let (tokens, start) = (rows.len() / HIDDEN, at * piece);
+    for (at, rows) in x.chunks(chunk * HIDDEN).enumerate() {
+        let (tokens, start) = (rows.len() / HIDDEN, at * chunk);
         let ids = vec![0; tokens];
         let mut spans = [Span::new(&ids, &mut cache)];
         let (handed_on, router_state) = (HandedOn::default(), HandedOn::default());
@@ -109,12 +109,12 @@ fn entries(compressor: &Compressor, compute: &ComputeContext, x: &[f32], piece: 
         let parts = Linear::forward_all([&compressor.values, &compressor.logits], x, ops).unwrap();
         compressor.append(parts, (&mut LayerStates::new(&mut spans, 0), 0), &pass, ops).unwrap();
     }
-    let entries = &cache.layers[0].further[1].rows;
+    let entries = &cache.layers[0].auxiliary[1].rows;
     entries.widened(0..entries.len(), WIDTH).unwrap()
 }
 
 #[test]
-fn entries_are_those_of_the_definition_whatever_the_pieces() {
+fn entries_are_those_of_the_definition_whatever_the_chunks() {
     let tokens = 333;
     let x = made_up(tokens * HIDDEN, &mut Rng::new(1));
     for (rate, overlap) in [(4, true), (1, true), (7, false), (128, false)] {
@@ -131,8 +131,8 @@ fn entries_are_those_of_the_definition_whatever_the_pieces() {
             let off = entry.iter().zip(&want).map(|(got, want)| (f64::from(*got) - want).abs()).fold(0.0, f64::max);
             assert!(off < 2e-5, "rate {rate}, block {block}: {off:e} off");
         }
-        for piece in [1, 3, 64, 65, 200] {
-            assert_eq!(entries(&compressor, &compute, &x, piece), whole, "rate {rate}, pieces of {piece}");
+        for chunk in [1, 3, 64, 65, 200] {
+            assert_eq!(entries(&compressor, &compute, &x, chunk), whole, "rate {rate}, chunks of {chunk}");
         }
     }
 }

@@ -18,13 +18,13 @@ pub struct DeltaShape {
     pub heads: DeltaHeads,
     /// Width of the convolution.
     pub conv: usize,
-    /// How the products of the input are stored.
+    /// How the matmuls of the input are stored.
     pub form: DeltaForm,
     /// The function of the output gate.
     pub gate: GateFunction,
 }
 
-/// How the products of the input are stored.
+/// How the matmuls of the input are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeltaForm {
     /// One has queries, keys, values and output gates, and another the strengths and decays, both grouped by key head.
@@ -109,7 +109,7 @@ impl Mixer for GatedDeltaNet {
 
     fn scratch(&self, hidden: usize) -> TokenScratch {
         let heads = self.rule.heads;
-        // All products, twice while they are put in order.
+        // All matmuls, twice while they are put in order.
         self.rule.scratch(hidden, 2 * (heads.mixed() + heads.values() + 2 * heads.v_heads))
     }
 }

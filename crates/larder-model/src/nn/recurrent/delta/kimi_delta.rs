@@ -23,15 +23,15 @@ pub struct KimiDeltaShape {
     pub dim: usize,
     /// Width of the convolutions.
     pub conv: usize,
-    /// Activation function behind the convolutions.
+    /// Activation function after the convolutions.
     pub act: Activation,
-    /// Whether the products of decay and output gate are of low rank: two matrices with `dim` values between them.
+    /// Whether the matmuls of decay and output gate are of low rank: two matrices with `dim` values between them.
     pub low_rank: bool,
-    /// How the decay follows from its product.
+    /// How the decay follows from what its matmul yields.
     pub decay: ChannelDecay,
     /// Epsilon of the norm of each head's output.
     pub eps: f64,
-    /// Name of the output product.
+    /// Name of the output projection.
     pub output: &'static str,
 }
 
@@ -50,7 +50,7 @@ pub struct KimiDelta {
     bias_copy: Constant,
 }
 
-/// A product that may be stored as two of low rank.
+/// A matmul that may be stored as two of low rank.
 struct Factored {
     first: Linear,
     second: Option<Linear>,
@@ -68,7 +68,7 @@ impl Factored {
         }
     }
 
-    /// The whole product, from what its first matrix yielded.
+    /// The whole matmul, from what its first matrix yielded.
     fn complete(&self, y: Rows, ops: &dyn Ops) -> Result<Rows> {
         self.second.as_ref().map_or(Ok(y), |second| second.forward(y, ops))
     }

@@ -16,19 +16,19 @@ mod kimi_delta;
 pub use gated_delta_net::{DeltaForm, DeltaShape, GatedDeltaNet};
 pub use kimi_delta::{KimiDelta, KimiDeltaShape};
 
-/// What follows the products of the input: a causal convolution over queries, keys and values, the delta rule, the norm
-/// of each head's output, which is gated, and the output product.
+/// What follows the matmuls of the input: a causal convolution over queries, keys and values, the delta rule, the norm
+/// of each head's output, which is gated, and the output projection.
 struct DeltaRule {
     heads: DeltaHeads,
     conv: CausalConv, // over queries, keys and values of all heads
-    act: Activation,  // behind the convolution
+    act: Activation,  // after the convolution
     norm: NormWeight, // [v_dim]
     eps: f64,
     gate: GateFunction,
     output: Linear, // [hidden, v_heads · v_dim]
 }
 
-/// The products of the input, for all tokens of a step, and what decays are made of.
+/// The matmuls of the input, for all tokens of a step, and what decays are made of.
 struct DeltaInputs<'a> {
     /// Queries, keys and values of all heads, side by side.
     qkv: &'a [Rows],
@@ -69,7 +69,7 @@ impl DeltaRule {
         state.recurrent.fill(tokens, self.state_lens(), rng)
     }
 
-    /// What a mixer allocates per token that holds `products` values of the products of its input.
+    /// What a mixer allocates per token that holds `products` values of the matmuls of its input.
     fn scratch(&self, hidden: usize, products: usize) -> TokenScratch {
         let values = self.heads.values();
         // Input and output; the convolution's input with its window and its output, at most the whole step at once; the

@@ -1,7 +1,7 @@
 //! Both mixers against a plain model in f64, with sequences divided in several ways, and as chains on a device.
 
 use super::*;
-use crate::nn::sampled::{Drawn, HIDDEN, check};
+use crate::nn::sampled::{HIDDEN, RandomWeights, check};
 use crate::ops::ChannelDecay;
 use crate::weights::WeightLoader;
 
@@ -13,7 +13,7 @@ fn silu(x: f64) -> f64 {
     x * sigmoid(x)
 }
 
-/// The convolution of the inputs so far, behind silu, for each of them; `kernel [channels, width]`.
+/// The convolution of the inputs so far, after silu, for each of them; `kernel [channels, width]`.
 fn convolved(kernel: &[f64], inputs: &[Vec<f64>], width: usize) -> Vec<Vec<f64>> {
     let tap = |t: usize, c: usize, back: usize| match t.checked_sub(back) {
         Some(at) => inputs[at][c] * kernel[c * width + width - 1 - back],
@@ -62,7 +62,7 @@ fn gated(y: &[f64], weight: &[f64], gates: &[f64], function: impl Fn(f64) -> f64
 const HEADS: DeltaHeads = DeltaHeads { k_heads: 2, v_heads: 4, k_dim: 5, v_dim: 3, tiled: false };
 
 /// The output of a Gated DeltaNet for the last token.
-fn plain_gated(weights: &Drawn, tokens: &[Vec<f64>], heads: DeltaHeads) -> Vec<f64> {
+fn plain_gated(weights: &RandomWeights, tokens: &[Vec<f64>], heads: DeltaHeads) -> Vec<f64> {
     let DeltaHeads { k_heads, v_heads, k_dim, v_dim, tiled } = heads;
     let rows = |name: &str| -> Vec<Vec<f64>> { tokens.iter().map(|x| weights.product(name, x)).collect() };
     let [mixed, z, b, a] = ["m.in_proj_qkv", "m.in_proj_z", "m.in_proj_b", "m.in_proj_a"].map(rows);
@@ -85,7 +85,7 @@ fn plain_gated(weights: &Drawn, tokens: &[Vec<f64>], heads: DeltaHeads) -> Vec<f
 }
 
 #[test]
-fn gated_delta_net_follows_the_definition_in_pieces_of_any_size() {
+fn gated_delta_net_follows_the_definition_in_chunks_of_any_size() {
     for tiled in [false, true] {
         let heads = DeltaHeads { tiled, ..HEADS };
         let shape = DeltaShape { heads, conv: 4, form: DeltaForm::Separate, gate: GateFunction::Silu };
@@ -107,7 +107,7 @@ const KIMI: KimiDeltaShape = KimiDeltaShape {
 };
 
 /// The output of Kimi Delta Attention for the last token.
-fn plain_kimi(weights: &Drawn, tokens: &[Vec<f64>], shape: KimiDeltaShape) -> Vec<f64> {
+fn plain_kimi(weights: &RandomWeights, tokens: &[Vec<f64>], shape: KimiDeltaShape) -> Vec<f64> {
     let KimiDeltaShape { heads, dim, conv, low_rank, decay, .. } = shape;
     let rows = |name: &str| -> Vec<Vec<f64>> { tokens.iter().map(|x| weights.product(name, x)).collect() };
     let factored = |name: &str| -> Vec<Vec<f64>> {
@@ -145,7 +145,7 @@ fn plain_kimi(weights: &Drawn, tokens: &[Vec<f64>], shape: KimiDeltaShape) -> Ve
 }
 
 #[test]
-fn kimi_delta_attention_follows_the_definition_in_pieces_of_any_size() {
+fn kimi_delta_attention_follows_the_definition_in_chunks_of_any_size() {
     let bounded = KimiDeltaShape { low_rank: false, decay: ChannelDecay::Bounded(-5.0), conv: 2, ..KIMI };
     for shape in [KIMI, bounded] {
         let build = move |weights: &mut WeightLoader| KimiDelta::new(weights, "m", shape, &[shape.heads]);

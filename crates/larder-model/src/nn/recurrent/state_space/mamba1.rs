@@ -27,9 +27,9 @@ pub struct Mamba1Shape {
     pub conv: usize,
     /// Whether the convolution has a bias.
     pub conv_bias: bool,
-    /// Whether the products of input and output have biases.
+    /// Whether the matmuls of input and output have biases.
     pub bias: bool,
-    /// Activation function behind the convolution.
+    /// Activation function after the convolution.
     pub act: Activation,
     /// Added under the root of the norms.
     pub eps: f64,
@@ -121,9 +121,9 @@ impl Mixer for Mamba1 {
 
     fn scratch(&self, hidden: usize) -> TokenScratch {
         let Mamba1Shape { inner, state, rank, .. } = self.shape;
-        // Input and output; their products, and the two parts apart; what is convolved, with the convolution's input
-        // and output; the rates, apart and normalised; the steps and their product; what is read from the states, by
-        // task and by token.
+        // Input and output; what their matmuls yield, and the two parts apart; what is convolved, with the
+        // convolution's input and output; the rates, apart and normalised; the steps and their product; what is read
+        // from the states, by task and by token.
         let (both, convolved, rates) = (4 * inner, 3 * inner, 3 * (rank + 2 * state));
         let floats = 2 * hidden + both + convolved + rates + 2 * inner + 2 * inner;
         TokenScratch { floats, input: hidden.max(inner) }

@@ -30,9 +30,9 @@ pub struct Mamba2Shape {
     pub conv: usize,
     /// Whether the convolution has a bias.
     pub conv_bias: bool,
-    /// Whether the products of input and output have biases.
+    /// Whether the matmuls of input and output have biases.
     pub bias: bool,
-    /// Activation function behind the convolution.
+    /// Activation function after the convolution.
     pub act: Activation,
     /// The smallest and the largest step `dt` of time.
     pub dt_limits: [f32; 2],
@@ -151,7 +151,7 @@ impl Mixer for Mamba2 {
 
     fn scratch(&self, hidden: usize) -> TokenScratch {
         let (inner, channels) = (self.shape.inner(), self.shape.channels());
-        // Input and output; products, twice for a moment; the convolution's input with its window, and its output, at
+        // Input and output; matmuls, twice for a moment; the convolution's input with its window, and its output, at
         // most the whole step at once; steps; what is read from the states, by head and by token.
         let products = inner + channels + self.shape.heads;
         let floats = 2 * hidden + 2 * products + 2 * channels + self.shape.heads + 2 * inner;

@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::error::Result;
-use crate::nn::sampled::{Drawn, HIDDEN, check};
+use crate::nn::sampled::{HIDDEN, RandomWeights, check};
 use crate::ops::Activation;
 use crate::weights::WeightLoader;
 
-/// The convolution of the inputs so far, behind its activation function, for the last of them.
-fn convolved(drawn: &Drawn, inputs: &[Vec<f64>], width: usize) -> Vec<f64> {
+/// The convolution of the inputs so far, after its activation function, for the last of them.
+fn convolved(drawn: &RandomWeights, inputs: &[Vec<f64>], width: usize) -> Vec<f64> {
     let (kernel, bias) = (drawn.f64("m.conv1d.weight"), drawn.f64("m.conv1d.bias"));
     let tap = |c: usize, back: usize| match inputs.len().checked_sub(back + 1) {
         Some(at) => inputs[at][c] * kernel[c * width + width - 1 - back],
@@ -39,7 +39,7 @@ const SHAPE2: Mamba2Shape = Mamba2Shape {
 };
 
 /// The output of Mamba 2 for the last token.
-fn plain_mamba2(weights: &Drawn, tokens: &[Vec<f64>], shape: Mamba2Shape) -> Vec<f64> {
+fn plain_mamba2(weights: &RandomWeights, tokens: &[Vec<f64>], shape: Mamba2Shape) -> Vec<f64> {
     let Mamba2Shape { heads, head_dim, groups, state, conv, dt_limits, eps, .. } = shape;
     let (inner, both) = (heads * head_dim, groups * state);
     let products: Vec<Vec<f64>> = tokens.iter().map(|x| weights.product("m.in_proj", x)).collect();
@@ -72,7 +72,7 @@ fn plain_mamba2(weights: &Drawn, tokens: &[Vec<f64>], shape: Mamba2Shape) -> Vec
 }
 
 #[test]
-fn mamba_2_follows_the_definition_in_pieces_of_any_size() {
+fn mamba_2_follows_the_definition_in_chunks_of_any_size() {
     let one_group = Mamba2Shape { groups: 1, conv: 2, conv_bias: false, bias: false, ..SHAPE2 };
     for shape in [SHAPE2, Mamba2Shape { groups: 4, state: 16, dt_limits: [0.0, f32::INFINITY], ..SHAPE2 }, one_group] {
         check(mamba2(shape), |weights, tokens| plain_mamba2(weights, tokens, shape));
@@ -91,7 +91,7 @@ const SHAPE1: Mamba1Shape = Mamba1Shape {
 };
 
 /// The output of Mamba 1 for the last token.
-fn plain_mamba1(weights: &Drawn, tokens: &[Vec<f64>], shape: Mamba1Shape) -> Vec<f64> {
+fn plain_mamba1(weights: &RandomWeights, tokens: &[Vec<f64>], shape: Mamba1Shape) -> Vec<f64> {
     let Mamba1Shape { inner, state, rank, conv, eps, .. } = shape;
     let products: Vec<Vec<f64>> = tokens.iter().map(|x| weights.product("m.in_proj", x)).collect();
     let raw: Vec<Vec<f64>> = products.iter().map(|row| row[..inner].to_vec()).collect();
@@ -118,7 +118,7 @@ fn plain_mamba1(weights: &Drawn, tokens: &[Vec<f64>], shape: Mamba1Shape) -> Vec
 }
 
 #[test]
-fn mamba_1_follows_the_definition_in_pieces_of_any_size() {
+fn mamba_1_follows_the_definition_in_chunks_of_any_size() {
     for shape in [SHAPE1, Mamba1Shape { inner: 7, state: 16, conv: 1, conv_bias: false, bias: false, ..SHAPE1 }] {
         let build = move |weights: &mut WeightLoader| Mamba1::new(weights, "m", HIDDEN, shape);
         check(build, |weights, tokens| plain_mamba1(weights, tokens, shape));

@@ -9,7 +9,7 @@ use larder_core::{
 use larder_cuda::{Gpu, GpuExperts, GpuOps};
 use larder_model::{
     Activation, CallOnDevice, ChosenOnDevice, ComputeContext, DeviceExperts, DeviceMoeCall, ExpertWorkspace,
-    KnownExperts, MoeCall, Ops, Rows, route,
+    HashRouting, MoeCall, Ops, Rows, route,
 };
 
 use crate::common::{Random, emulator, gpu, numbered, receive_bits, slots, transfer, upload_experts, wait_for_all};
@@ -183,7 +183,7 @@ impl<'a> Chosen<'a> {
 
     pub fn device_call(&self, sent: Sent) -> DeviceMoeCall<'_> {
         let Sent { logits, on_device } = sent;
-        let known = self.known.as_deref().map(KnownExperts::Ids);
+        let known = self.known.as_deref().map(HashRouting::Ids);
         let none = self.none.as_ref().map(|none| none.bias);
         DeviceMoeCall { layer: self.layer, gate: self.gate, act: self.act, logits, none, known, on_device }
     }

@@ -38,7 +38,7 @@ impl Launches {
         self.launch("read_streams", [(tokens * hidden).div_ceil(THREADS), 1], THREADS, &arguments)
     }
 
-    /// The streams behind a part with the output `y`.
+    /// The streams after a part with the output `y`.
     pub fn write_streams(
         &self,
         [streams, y, mix, out]: [u64; 4],

@@ -19,7 +19,7 @@ struct HeadConvolutionArgs {
     // [tokens, half]: the values of the tokens before
     float *earlier;
     const StateSpan *spans;
-    // [tokens]: the state that gets a copy behind a token, or null
+    // [tokens]: the state that gets a copy after a token, or null
     float *const *copies;
     u32 query_width;
     u32 key_width;

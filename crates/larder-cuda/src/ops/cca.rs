@@ -1,13 +1,13 @@
 //! Chains with convolved queries and keys.
 
-use larder_model::{ConvolvedHeadOps, HeadConvolution, HeadMix, Rows, StateSpan};
+use larder_model::{CcaOps, HeadConvolution, HeadMix, Rows, StateSpan};
 
 use super::GpuOps;
 use super::recurrent::States;
 use crate::error::GpuError;
 use crate::launches::word;
 
-impl ConvolvedHeadOps for GpuOps {
+impl CcaOps for GpuOps {
     fn convolve_heads(&self, convolution: &HeadConvolution, spans: &[StateSpan]) -> larder_model::Result<[Rows; 2]> {
         Ok(self.lock().convolve_heads(&self.queue, convolution, &States::of(spans, &self.attention)?)?)
     }

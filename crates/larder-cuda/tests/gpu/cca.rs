@@ -1,12 +1,12 @@
-//! Convolved queries and keys, on the device and on its double.
+//! Convolved queries and keys, on the device and on its fake.
 
 use std::sync::Arc;
 
 use larder_core::NumberFormat;
 use larder_cuda::Gpu;
 use larder_model::{
-    AttentionDouble, ConvolvedHeadOps, DeviceAttention, HeadConvolution, HeadMix, KvPageShape, Ops, OpsDouble,
-    ProductsDouble, StateSpan,
+    CcaOps, DeviceAttention, FakeAttention, FakeOps, FakeProducts, HeadConvolution, HeadMix, KvPageShape, Ops,
+    StateSpan,
 };
 
 use crate::common::{Random, emulator, gpu, receive_bits};
@@ -91,12 +91,12 @@ fn steps(ops: &dyn Ops, attention: &dyn DeviceAttention, shape: &Shape) -> Vec<V
     found
 }
 
-/// Compares the device and its double.
+/// Compares the device and its fake.
 pub fn compare(gpu: &Gpu) {
     let attention = Arc::new(gpu.attention().unwrap());
     let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), attention.clone()).unwrap();
-    let host_attention = Arc::new(AttentionDouble::new(1 << 30));
-    let host = OpsDouble::fake(Arc::new(ProductsDouble::new(1 << 30)), host_attention.clone());
+    let host_attention = Arc::new(FakeAttention::new(1 << 30));
+    let host = FakeOps::fake(Arc::new(FakeProducts::new(1 << 30)), host_attention.clone());
     for (heads, kv_heads, head_dim, widths, bias) in
         [(4, 2, 6, [2, 2], true), (8, 2, 64, [2, 2], false), (3, 1, 40, [3, 1], true), (2, 2, 33, [1, 4], true)]
     {

@@ -1,13 +1,13 @@
 //! Chains with several residual streams.
 
-use larder_model::{MATRIX_STREAMS, ManifoldWeights, Rows, ScaledSides, StreamGate, StreamMix, StreamOps};
+use larder_model::{HyperConnectionOps, MATRIX_STREAMS, ManifoldWeights, Rows, ScaledSides, StreamGate, StreamMix};
 
 use super::GpuOps;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::BLOCK;
 use crate::launches::word;
 
-impl StreamOps for GpuOps {
+impl HyperConnectionOps for GpuOps {
     fn rms_groups(&self, x: Rows, groups: usize, weight: Option<usize>, eps: f64) -> larder_model::Result<Rows> {
         let (mut state, width) = (self.lock(), width_of_stream(x, groups)?);
         let (at, weight) = (state.at(x)?, weight.map_or(Ok(0), |weight| state.kept(weight))?);

@@ -1,12 +1,12 @@
-//! Residual streams, and heads, columns and blocks of rows, on the device and on its double.
+//! Residual streams, and heads, columns and blocks of rows, on the device and on its fake.
 
 use std::sync::Arc;
 
 use larder_core::NumberFormat;
 use larder_cuda::Gpu;
 use larder_model::{
-    AttentionDouble, BlockPooling, ChoiceOps, DeviceAttention, KvPageShape, KvView, ManifoldWeights, Ops, OpsDouble,
-    Place, ProductsDouble, Rotation, ScaledSides, StreamGate, StreamMix, StreamOps,
+    BlockPooling, ChoiceOps, DeviceAttention, FakeAttention, FakeOps, FakeProducts, HyperConnectionOps, KvPageShape,
+    KvView, ManifoldWeights, Ops, Place, Rotation, ScaledSides, StreamGate, StreamMix,
 };
 
 use crate::common::{Random, copy, emulator, gpu, receive_bits};
@@ -89,12 +89,12 @@ fn rows(ops: &dyn Ops, attention: &dyn DeviceAttention, kind: NumberFormat, widt
     receive_bits(ops, results).into()
 }
 
-/// Compares the device and its double.
+/// Compares the device and its fake.
 pub fn compare(gpu: &Gpu) {
     let attention = Arc::new(gpu.attention().unwrap());
     let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), attention.clone()).unwrap();
-    let host_attention = Arc::new(AttentionDouble::new(1 << 30));
-    let host = OpsDouble::fake(Arc::new(ProductsDouble::new(1 << 30)), host_attention.clone());
+    let host_attention = Arc::new(FakeAttention::new(1 << 30));
+    let host = FakeOps::fake(Arc::new(FakeProducts::new(1 << 30)), host_attention.clone());
     for (count, hidden, tokens) in [(4, 64, 3), (2, 40, 7), (5, 33, 1), (3, 128, 2), (1, 32, 2), (5, 1700, 2)] {
         let (found, wanted) = (connect(&ops, count, hidden, tokens), connect(&host, count, hidden, tokens));
         for (which, (found, wanted)) in found.iter().zip(&wanted).enumerate() {

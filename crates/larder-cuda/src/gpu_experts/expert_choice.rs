@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, Score, Weighting};
-use larder_model::{CHOICE_TOKENS, ChosenOnDevice, DeviceMoeCall, KnownExperts, Rows};
+use larder_model::{CHOICE_TOKENS, ChosenOnDevice, DeviceMoeCall, HashRouting, Rows};
 
 use super::gate::KernelGate;
 use super::hits::BegunHits;
@@ -376,9 +376,9 @@ impl DeviceChooser {
         }
         let known = self.layers[&call.layer].known.as_ref().expect("it was made");
         let ids = match experts {
-            KnownExperts::Ids(ids) => ids,
-            KnownExperts::OfDrawn(table) if places == k => return ops.take_row_of_drawn(table, known.at(), k),
-            KnownExperts::OfDrawn(_) => {
+            HashRouting::Ids(ids) => ids,
+            HashRouting::OfDrawn(table) if places == k => return ops.take_row_of_drawn(table, known.at(), k),
+            HashRouting::OfDrawn(_) => {
                 return Err(GpuError::Unsupported(format!("{} has one drawn token for {places} places", call.layer)));
             }
         };
