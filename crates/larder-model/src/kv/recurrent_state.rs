@@ -80,7 +80,7 @@ impl RecurrentState {
         Ok(())
     }
 
-    /// Writes the checkpoints and the state, as [`saved_state`](crate::saved_state) has them; nothing before the first
+    /// Writes the checkpoints and the state, as [`saved_state`](super::saved_state) has them; nothing before the first
     /// token.
     pub fn save(&self, out: &mut dyn Write) -> io::Result<()> {
         let Some(current) = &self.current else { return Ok(()) };

@@ -163,7 +163,7 @@ impl KvRows {
         self.pages.last().expect("the page was made writable").write(at, &bytes)
     }
 
-    /// Writes the rows that are stored, as [`saved_state`](crate::saved_state) has them; nothing before the first
+    /// Writes the rows that are stored, as [`saved_state`](super::saved_state) has them; nothing before the first
     /// append.
     pub fn save(&self, out: &mut dyn Write) -> io::Result<()> {
         let Some(shape) = self.shape else { return Ok(()) };

@@ -1,8 +1,7 @@
 //! Routers: how an MoE layer finds the logits by which its gate chooses experts.
 
-use super::mlp_router::Decision;
+use super::mlp_router::{Decision, MlpRouter};
 use crate::error::Result;
-use crate::nn::MlpRouter;
 use crate::ops::{Ops, Rows};
 use crate::weights::Linear;
 
