@@ -38,7 +38,7 @@ struct NewHeadsArgs {
     const float *key_weight;
     // [queries, dim / 2, 2]: cosines and sines
     const float *cos_sin;
-    // [queries], factors on queries behind the rotation; or null
+    // [queries], factors on queries after the rotation; or null
     const float *scales;
     double eps;
     u32 split;
@@ -53,7 +53,7 @@ struct NewHeadsArgs {
     u32 whole;
     // Of the absolute values of queries, keys and values; or infinity
     float limit;
-    // Whether the norm is over each head behind its rotation; then without a weight too.
+    // Whether the norm is over each head after its rotation; then without a weight too.
     u32 norm_last;
     // On values.
     float value_factor;
@@ -97,7 +97,7 @@ struct RotatedHead {
     }
 };
 
-// Writes a head times a factor, and normalised if a norm is behind the rotation; its weight may be null.
+// Writes a head times a factor, and normalised if a norm is after the rotation; its weight may be null.
 template <typename Kind>
 __device__ void write_rotated(const RotatedHead &head, const float *weight, u8 *out, u32 width, float factor) {
     bool is_normalised = head.args.norm_last;

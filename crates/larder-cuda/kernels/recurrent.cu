@@ -17,7 +17,7 @@ struct ConvolutionArgs {
     // [tokens, channels]
     float *out;
     const StateSpan *spans;
-    // [tokens]: the state that gets a copy of the window behind a token, or null
+    // [tokens]: the state that gets a copy of the window after a token, or null
     float *const *copies;
     u32 widths[MAX_INPUTS];
     u32 channels;
@@ -58,7 +58,7 @@ enum DecayForm : u32 { DECAY_SOFTPLUS, DECAY_BOUNDED };
 
 // The arguments of the delta rule.
 struct DeltaArgs {
-    // [tokens, 2 * k_heads * k_dim + v_heads * v_dim]: queries, keys, values, behind the convolution
+    // [tokens, 2 * k_heads * k_dim + v_heads * v_dim]: queries, keys, values, after the convolution
     const float *qkv;
     // [tokens, v_heads]
     const float *strengths;
@@ -71,7 +71,7 @@ struct DeltaArgs {
     // [tokens, v_heads, v_dim]
     float *out;
     const StateSpan *spans;
-    // [tokens]: the state that gets a copy behind a token, or null
+    // [tokens]: the state that gets a copy after a token, or null
     float *const *copies;
     u32 k_heads;
     u32 v_heads;
@@ -239,7 +239,7 @@ extern "C" __global__ void delta_rule_wide(const DeltaArgs *args) { delta_rule_o
 
 // The arguments of the recurrence of Mamba 2.
 struct ScanArgs {
-    // [tokens, heads * head_dim + 2 * groups * state]: x, B and C, behind the convolution
+    // [tokens, heads * head_dim + 2 * groups * state]: x, B and C, after the convolution
     const float *convolved;
     // [tokens, heads]
     const float *steps;
@@ -252,7 +252,7 @@ struct ScanArgs {
     // [tokens, heads, head_dim]
     float *out;
     const StateSpan *spans;
-    // [tokens]: the state that gets a copy behind a token, or null
+    // [tokens]: the state that gets a copy after a token, or null
     float *const *copies;
     u32 heads;
     u32 head_dim;
@@ -297,7 +297,7 @@ extern "C" __global__ void scan_states(const ScanArgs *args_in_memory) {
 
 // The arguments of the recurrence of Mamba 1.
 struct ChannelScanArgs {
-    // [tokens, channels], behind the convolution
+    // [tokens, channels], after the convolution
     const float *x;
     // [tokens, channels]: steps of time are the softplus of these
     const float *steps;
@@ -311,7 +311,7 @@ struct ChannelScanArgs {
     // [tokens, channels]
     float *out;
     const StateSpan *spans;
-    // [tokens]: the state that gets a copy behind a token, or null
+    // [tokens]: the state that gets a copy after a token, or null
     float *const *copies;
     u32 channels;
     // Values of a row of the state.

@@ -8,7 +8,7 @@ extern "C" __global__ void add_scaled(const float *x, const float *y, float *out
     out[i] = add_rn(x ? x[i] : 0.0f, scaled(y[i % period], factor));
 }
 
-// Writes a value of a row behind the norm, times its weight unless that is null; and unless blocks is null, for all threads of a warp, the
+// Writes a value of a row after the norm, times its weight unless that is null; and unless blocks is null, for all threads of a warp, the
 // same, quantised.
 __device__ inline void write_normalised(float value, const float *weight, float *out, Block *blocks, u32 row, u32 i, u32 width) {
     if (weight) value = mul_rn(value, weight[i]);

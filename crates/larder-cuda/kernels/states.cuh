@@ -26,7 +26,7 @@ struct Channel {
         return token < kept ? window[(u64)token * channels] : input[(u64)(token - kept) * stride];
     }
 
-    // Writes the window behind `tokens` tokens to a column.
+    // Writes the window after `tokens` tokens to a column.
     __device__ void write_window(u32 tokens, float *out) const {
         for (u32 i = 0; i < kept; i++) out[(u64)i * channels] = at(tokens + i);
     }

@@ -35,11 +35,11 @@ pub const SOURCES: [KernelSource; 15] = [
     KernelSource { file: "routing.cu", text: include_str!("../kernels/routing.cu") },
     KernelSource { file: "sampling.cu", text: include_str!("../kernels/sampling.cu") },
     KernelSource { file: "recurrent.cu", text: include_str!("../kernels/recurrent.cu") },
-    KernelSource { file: "convolved.cu", text: include_str!("../kernels/convolved.cu") },
+    KernelSource { file: "cca.cu", text: include_str!("../kernels/cca.cu") },
     KernelSource { file: "new_heads.cu", text: include_str!("../kernels/new_heads.cu") },
     KernelSource { file: "flash.cu", text: include_str!("../kernels/flash.cu") },
-    KernelSource { file: "streams.cu", text: include_str!("../kernels/streams.cu") },
-    KernelSource { file: "chosen.cu", text: include_str!("../kernels/chosen.cu") },
+    KernelSource { file: "hyper_connections.cu", text: include_str!("../kernels/hyper_connections.cu") },
+    KernelSource { file: "topk_rows.cu", text: include_str!("../kernels/topk_rows.cu") },
     KernelSource { file: "attention.cu", text: include_str!("../kernels/attention.cu") },
 ];
 

@@ -4,7 +4,7 @@
 //! [`blueprint`] reads a `config.json` and lists the tensors that the model needs. [`Decoder`] loads the resident
 //! weights and computes prefill and decode; [`KvCache`] is the state of one sequence. Each MoE layer hands its router
 //! logits to an [`ExpertPath`], which chooses and computes the experts: [`AllResident`] keeps all of them in memory,
-//! the crates above stream them. Matrix products and attention run on a [`ComputeContext`], on CPU threads or on a
+//! the crates above stream them. Matmuls and attention run on a [`ComputeContext`], on CPU threads or on a
 //! device behind [`DeviceProducts`], [`DeviceAttention`], [`Ops`] and [`DeviceExperts`]. A [`Tap`] observes hidden
 //! states, routing and times.
 //!
@@ -64,74 +64,46 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod ahead;
-mod all_resident;
 mod arch;
-mod bytes;
-mod clocks;
 mod compute;
 mod config;
 mod decoder;
 mod device;
-mod double;
-mod embedding;
-mod encoder;
 mod error;
-mod expert_workspace;
 mod experts;
-mod input_squares;
-mod layer;
-mod logits;
-mod matrix;
-mod mtp;
+mod fake;
+mod kv;
 mod nn;
 mod ops;
-mod placed_matrix;
-mod read_ahead;
-mod row_cache;
-mod saved_state;
-mod saving;
 mod stack;
 mod step;
-mod step_memory;
 mod tap;
-mod text_config;
-mod token_origin;
 mod weights;
 
-pub use ahead::{AheadInput, BegunStep};
-pub use all_resident::AllResident;
 pub use arch::{model_types, mtp_layers};
-pub use clocks::{ComputeTime, RowValues};
-pub use compute::ComputeContext;
-pub use decoder::{Decoder, blueprint, refused_keys, rewinds_freely};
+pub use compute::{ColumnSquares, ComputeContext, ComputeTime, ExpertInput, InputSquares, RowValues};
+pub use decoder::{
+    AheadInput, BegunStep, BestLogits, Decoder, Logits, LogitsRow, TokenLogit, blueprint, refused_keys, rewinds_freely,
+};
 pub use device::{
-    CHOICE_TOKENS, ChosenOnDevice, DeviceAttention, DeviceExperts, DeviceProduct, DeviceProducts, FEW_TILES,
-    KvPageShape, KvView, MAX_SCORE_BYTES, MatrixShape, Place, TILE_QUERIES, device_attention_bytes, position_tiles,
+    CHOICE_TOKENS, DeviceAttention, DeviceProduct, DeviceProducts, FEW_TILES, KvPageShape, KvView, MAX_SCORE_BYTES,
+    MatrixShape, Place, TILE_QUERIES, device_attention_bytes, position_tiles,
 };
-pub use double::{AttentionDouble, ProductsDouble};
-pub use embedding::{EmbeddingRows, RowTraffic};
 pub use error::{Cause, ModelError, Result};
-pub use expert_workspace::{ExpertWorkspace, PART_ROWS};
 pub use experts::{
-    CallOnDevice, DeviceMoeCall, DevicePath, ExactExperts, ExactPath, ExpertPath, HintSource, KnownExperts, MoeCall,
-    Routed, route, wanted_experts,
+    AllResident, CallOnDevice, ChosenOnDevice, DeviceExperts, DeviceMoeCall, DevicePath, ExactExperts, ExactPath,
+    ExpertPath, ExpertWorkspace, HashRouting, HintSource, MoeCall, PART_ROWS, Routed, route, wanted_experts,
 };
-pub use input_squares::{ColumnSquares, ExpertInput, InputSquares};
+pub use fake::{FakeAttention, FakeProducts};
+pub use kv::{KvCache, KvFormat, KvPool, KvUsage, SavedStateError};
 pub use larder_kernels::PoolActivity;
-pub use logits::{BestLogits, Logits, LogitsRow, TokenLogit};
-pub use matrix::Matrix;
-pub use nn::{Activation, ChannelDecay, DeltaHeads, GateFunction, KvCache, KvFormat, KvPool, KvUsage};
 pub use ops::{
-    BEST_FOUND, BlockPooling, ChangedLogit, ChannelScan, ChoiceOps, Convolution, ConvolvedHeadOps, CpuOps,
-    CpuOps as OpsDouble, CpuPages, Decay, Delta, DrawOps, DrawnFrom, Few, GateOrder, HeadConvolution, HeadMix,
-    HeadNorm, HeadRest, Heads, HostBuffer, HostRows, IndexBlocks, IndexChoice, LogitChanges, MATRIX_STREAMS,
-    ManifoldWeights, NormGate, Ops, RecurrentOps, Rotation, Rows, ScaledSides, Scan, ScanHeads, SeenRows, StateSpan,
-    StreamGate, StreamMix, StreamOps, TokenDraw,
+    Activation, BEST_FOUND, BlockPooling, CcaOps, ChangedLogit, ChannelDecay, ChannelScan, ChoiceOps, Convolution,
+    CpuOps, CpuOps as FakeOps, CpuPages, Decay, Delta, DeltaHeads, DrawOps, DrawnFrom, Few, GateFunction, GateOrder,
+    HeadConvolution, HeadMix, HeadNorm, HeadRest, Heads, HostBuffer, HostRows, HyperConnectionOps, IndexBlocks,
+    IndexChoice, LogitChanges, MATRIX_STREAMS, ManifoldWeights, NormGate, Ops, RecurrentOps, Rotation, Rows,
+    ScaledSides, Scan, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix, TokenDraw,
 };
-pub use placed_matrix::PlacedMatrix;
-pub use row_cache::row_cache_bytes;
-pub use saved_state::SavedStateError;
-pub use step::{LogitsFor, Span};
+pub use step::{LogitsFor, Span, TokenOrigin, TokenPhase};
 pub use tap::{Phase, Tap};
-pub use token_origin::{TokenOrigin, TokenPhase};
+pub use weights::{EmbeddingRows, Matrix, PlacedMatrix, RowTraffic, row_cache_bytes};

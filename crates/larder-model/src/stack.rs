@@ -2,11 +2,11 @@
 
 use larder_core::{ExpertNames, Geometry};
 
-use crate::embedding::EmbeddingRows;
 use crate::error::Result;
-use crate::matrix::Linear;
-use crate::nn::{LayerShape, MergeStreams, Mixer, Mlp, Moe, Norm, RelativeAttention, ResidualConnection, Rope};
+use crate::kv::LayerShape;
+use crate::nn::{MergeStreams, Mixer, Mlp, Moe, Norm, RelativeAttention, ResidualConnection, Rope};
 use crate::ops::{Constant, Ops, Rows};
+use crate::weights::{EmbeddingRows, Linear};
 
 /// The parts of a decoder, as an architecture in [`arch`](crate::arch) builds them.
 pub struct Stack {
@@ -45,7 +45,7 @@ pub struct Stack {
 pub struct Streams {
     /// Number of streams.
     pub count: usize,
-    /// Merges the streams behind the last layer.
+    /// Merges the streams after the last layer.
     pub merge: Box<dyn MergeStreams>,
 }
 

@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 use larder_core::LayerIdx;
 use larder_os::timeline;
 
-use crate::clocks::ComputeTime;
+use crate::compute::ComputeTime;
+use crate::error::Result;
 use crate::experts::Routed;
+use crate::ops::{Ops, Rows};
 
 /// The parts of a forward pass that are timed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -14,7 +16,7 @@ pub enum Phase {
     /// Token mixing: attention, convolution or recurrence, with the norm before it. Where a device computes a layer as
     /// a chain, also what remains of the experts of the layer before, and the router.
     Mixing,
-    /// The router's product, with the norm before it.
+    /// The router's matmul, with the norm before it.
     Routing,
     /// Choosing experts, waiting for reads and copies, and computing them, shared experts included; or a dense MLP.
     Experts,
@@ -111,4 +113,12 @@ impl PhaseClock {
         }
         self.0 = now;
     }
+}
+
+/// Tells a tap the hidden states of a stage.
+pub(crate) fn report_hidden(tap: &mut dyn Tap, stage: usize, x: Rows, ops: &dyn Ops) -> Result<()> {
+    if tap.wants_hidden() {
+        tap.hidden(stage, &ops.download(&[x])?[0]);
+    }
+    Ok(())
 }

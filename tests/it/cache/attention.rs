@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use larder_engine::{Session, TokenInput};
 use larder_model::{
-    AllResident, AttentionDouble, ComputeContext, Decoder, KvCache, KvFormat, KvUsage, LogitsFor, ModelError,
-    OpsDouble, ProductsDouble, Span,
+    AllResident, ComputeContext, Decoder, FakeAttention, FakeOps, FakeProducts, KvCache, KvFormat, KvUsage, LogitsFor,
+    ModelError, Span,
 };
 
 use crate::support::rig::{TOKENS, model, read_and_write};
@@ -29,7 +29,7 @@ fn all_models_give_the_same_logits_and_leave_nothing_behind() {
     let mut there = 0;
     let folders = golden_models();
     for (folder, memory) in folders.iter().flat_map(|f| [(f, KvFormat::F32), (f, KvFormat::F16)]) {
-        let (model, device) = (model(folder), Arc::new(AttentionDouble::new(ROOMY)));
+        let (model, device) = (model(folder), Arc::new(FakeAttention::new(ROOMY)));
         let here = model.decoder_remembering(memory, None);
         let want = read_and_write(&mut Session::new(&here, &mut model.resident(), 200));
         let decoder = model.decoder_remembering(memory, Some(device.clone()));
@@ -47,7 +47,7 @@ fn all_models_give_the_same_logits_and_leave_nothing_behind() {
 }
 
 /// A context whose products, KV cache and chains are on a device.
-fn on_device(failing: u64) -> (ComputeContext, Arc<OpsDouble>) {
+fn on_device(failing: u64) -> (ComputeContext, Arc<FakeOps>) {
     on_faulty_device(DeviceFaults { failing, ..DeviceFaults::default() })
 }
 
@@ -60,11 +60,11 @@ pub struct DeviceFaults {
 }
 
 /// As [`on_device`], with these faults.
-pub fn on_faulty_device(faults: DeviceFaults) -> (ComputeContext, Arc<OpsDouble>) {
+pub fn on_faulty_device(faults: DeviceFaults) -> (ComputeContext, Arc<FakeOps>) {
     let DeviceFaults { failing, refusing, wrong_draws } = faults;
-    let products = Arc::new(ProductsDouble::new(ROOMY as u64));
-    let attention = Arc::new(AttentionDouble::new(ROOMY).failing(failing).refusing(refusing));
-    let ops = Arc::new(OpsDouble::fake(products.clone(), attention.clone()).drawing_wrong(wrong_draws));
+    let products = Arc::new(FakeProducts::new(ROOMY as u64));
+    let attention = Arc::new(FakeAttention::new(ROOMY).failing(failing).refusing(refusing));
+    let ops = Arc::new(FakeOps::fake(products.clone(), attention.clone()).drawing_wrong(wrong_draws));
     let here = ComputeContext::new(2, false).unwrap();
     let compute = ComputeContext {
         device_products: Some(products),
@@ -139,7 +139,7 @@ fn a_chain_that_fails_is_an_error_and_nothing_is_lost() {
 #[test]
 fn clones_and_cut_sequences_go_their_own_way_and_grow() {
     for (which, folder) in golden_models().iter().enumerate() {
-        let (model, device) = (model(folder), Arc::new(AttentionDouble::new(ROOMY)));
+        let (model, device) = (model(folder), Arc::new(FakeAttention::new(ROOMY)));
         let memory = [KvFormat::F32, KvFormat::F16][which % 2];
         let decoders = [None, Some(device.clone())].map(|attention| model.decoder_remembering(memory, attention));
         let [want, got] = decoders.map(|decoder| {
@@ -172,7 +172,7 @@ fn memory_that_a_device_lacks_is_an_error_and_so_is_what_fails() {
     // Enough for some of the layers; or for all of them, but not for what they grow to.
     let page = 64 * 2 * 8 * size_of::<f32>();
     for (bytes, least) in [(3 * page, 0), (5 * page, 64)] {
-        let device = Arc::new(AttentionDouble::new(bytes));
+        let device = Arc::new(FakeAttention::new(bytes));
         let decoder = model.decoder_remembering(KvFormat::F32, Some(device.clone()));
         let (mut state, mut read) = (decoder.new_kv_cache(), 0);
         let error = TOKENS.iter().cycle().take(200).find_map(|token| {
@@ -186,7 +186,7 @@ fn memory_that_a_device_lacks_is_an_error_and_so_is_what_fails() {
         drop((state, decoder));
         assert_eq!(device.used_bytes(), 0);
     }
-    let device = Arc::new(AttentionDouble::new(ROOMY).failing(7));
+    let device = Arc::new(FakeAttention::new(ROOMY).failing(7));
     let decoder = model.decoder_remembering(KvFormat::F32, Some(device));
     let (mut session, mut failures) = (Session::new(&decoder, &mut experts, 200), 0);
     for token in TOKENS {

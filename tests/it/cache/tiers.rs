@@ -9,7 +9,7 @@ use larder_cache::two_tiers::{DeviceDouble, Direction, MeasuredCosts, TierShape,
 use larder_core::Xoshiro256;
 use larder_core::{CacheScope, MoeRow, Presence};
 use larder_engine::{CachedPath, Routing, Session, TieredPath, TokenInput};
-use larder_model::{Decoder, ExpertPath, ModelError, ProductsDouble};
+use larder_model::{Decoder, ExpertPath, FakeProducts, ModelError};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs};
 use larder_policy::routing::{RoutingSpec, StrategyInputs};
 use larder_store::reader::{FaultTarget, MemoryReader, ReadFault};
@@ -84,7 +84,7 @@ fn through_any_tiers_come_the_logits_of_all_experts_in_memory() {
     for (number, folder) in golden_models().iter().enumerate() {
         let model = model(folder);
         let want = transcript(&model.decoder, &mut model.resident(), &TOKENS, 12);
-        let products = Arc::new(ProductsDouble::new(ROOMY));
+        let products = Arc::new(FakeProducts::new(ROOMY));
         let on_device = model.decoder_on(products.clone()).unwrap();
         assert!(transcript(&on_device, &mut model.resident(), &TOKENS, 12) == want, "{}", folder.display());
         // All pairs of sizes several times, each model with other settings beside them.
@@ -136,7 +136,7 @@ fn the_demo_model_writes_the_same_words() {
         (larder_runtime::OpenModel::open(&demo, &Default::default()).unwrap().text_codec().unwrap(), open(&demo));
     let prompt = text.tokenizer.encode("The old man looked at the door, and", false).unwrap();
     let want = transcript(&model.decoder, &mut model.resident(), &prompt, 24);
-    let products = model.decoder_on(Arc::new(ProductsDouble::new(ROOMY))).unwrap();
+    let products = model.decoder_on(Arc::new(FakeProducts::new(ROOMY))).unwrap();
     for which in [1, 6, 8, 14, 23] {
         let (tiers, what) = varied(&model, which);
         let mut tiered = model.tiered(tiers);
@@ -226,9 +226,9 @@ fn after_a_failure_there_is_an_error_or_the_right_result_and_the_next_sequence_i
 fn products_that_a_device_cannot_compute_are_an_error() {
     let model = model(&fixture("golden/deepseek_v2"));
     let want = transcript(&model.decoder, &mut model.resident(), &TOKENS, 0).0;
-    let error = model.decoder_on(Arc::new(ProductsDouble::new(5000))).err().unwrap();
+    let error = model.decoder_on(Arc::new(FakeProducts::new(5000))).err().unwrap();
     assert!(matches!(&error, ModelError::Device(cause) if cause.to_string().contains("does not fit")), "{error:?}");
-    let decoder = model.decoder_on(Arc::new(ProductsDouble::new(ROOMY).failing(50))).unwrap();
+    let decoder = model.decoder_on(Arc::new(FakeProducts::new(ROOMY).failing(50))).unwrap();
     let mut resident = model.resident();
     let mut session = Session::new(&decoder, &mut resident, 200);
     let (mut failures, mut successes) = (0, 0);

@@ -9,8 +9,8 @@ use larder_engine::{
     step,
 };
 use larder_model::{
-    AllResident, ComputeContext, Decoder, DeviceMoeCall, DevicePath, ExpertPath, KnownExperts, LogitsFor, ModelError,
-    MoeCall, Ops, OpsDouble, Routed, Rows, TokenPhase,
+    AllResident, ComputeContext, Decoder, DeviceMoeCall, DevicePath, ExpertPath, FakeOps, HashRouting, LogitsFor,
+    ModelError, MoeCall, Ops, Routed, Rows, TokenPhase,
 };
 
 use super::speculation::{CONTEXT, PROMPT, tokenizer, ways, write_in};
@@ -21,7 +21,7 @@ use crate::support::rig::model;
 /// Experts that a device chooses and computes, as far as the decoder can see.
 struct OnDouble {
     experts: AllResident,
-    ops: Arc<OpsDouble>,
+    ops: Arc<FakeOps>,
 }
 
 impl ExpertPath for OnDouble {
@@ -46,8 +46,8 @@ impl DevicePath for OnDouble {
     fn begin_chosen(&mut self, call: &DeviceMoeCall) -> Result<Rows, ModelError> {
         let DeviceMoeCall { layer, gate, act, known, on_device, .. } = *call;
         let known = known.map(|known| match known {
-            KnownExperts::Ids(ids) => ids.to_vec(),
-            KnownExperts::OfDrawn(table) => {
+            HashRouting::Ids(ids) => ids.to_vec(),
+            HashRouting::OfDrawn(table) => {
                 self.ops.row_of_drawn(table, gate.top_k).into_iter().map(|id| ExpertId(id as u16)).collect()
             }
         });

@@ -7,8 +7,8 @@ use larder_cache::{Cache, SlotSupply, pass_through_slots};
 use larder_core::{CacheScope, Gate, LayerIdx, NumberFormat};
 use larder_engine::{DeviceExpertsDouble, Recorder, Routing, Session, StreamingPath, TieredPath, TokenInput};
 use larder_model::{
-    AllResident, AttentionDouble, ComputeContext, Decoder, DeviceAttention, DeviceProducts, ExactPath, ExpertPath,
-    HintSource, ModelError, MoeCall, Ops, OpsDouble, ProductsDouble, Routed,
+    AllResident, ComputeContext, Decoder, DeviceAttention, DeviceProducts, ExactPath, ExpertPath, FakeAttention,
+    FakeOps, FakeProducts, HintSource, ModelError, MoeCall, Ops, Routed,
 };
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 use larder_store::reader::{Arena, MemoryReader, Reader, ReaderSpec, Slot};
@@ -193,12 +193,12 @@ impl Model {
     pub fn decoder_remembering(
         &self,
         memory: larder_model::KvFormat,
-        attention: Option<Arc<AttentionDouble>>,
+        attention: Option<Arc<FakeAttention>>,
     ) -> Decoder {
         let here = ComputeContext { kv_format: memory, ..ComputeContext::new(2, false).unwrap() };
-        let there = |attention: Arc<AttentionDouble>| {
-            let products = Arc::new(ProductsDouble::new(1 << 30));
-            let device_ops: Arc<dyn Ops> = Arc::new(OpsDouble::fake(products.clone(), attention.clone()));
+        let there = |attention: Arc<FakeAttention>| {
+            let products = Arc::new(FakeProducts::new(1 << 30));
+            let device_ops: Arc<dyn Ops> = Arc::new(FakeOps::fake(products.clone(), attention.clone()));
             (products as Arc<dyn DeviceProducts>, attention as Arc<dyn DeviceAttention>, device_ops)
         };
         let compute = match attention.map(there) {

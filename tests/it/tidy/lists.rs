@@ -123,14 +123,6 @@ pub const CIRCLES: &[&[&str]] = &[
     &["crates/larder-cache/src/traffic.rs", "crates/larder-cache/src/two_tiers/counts.rs"],
     &["crates/larder-edge/src/placement/problem.rs", "crates/larder-edge/src/placement/remote_requests.rs"],
     &["crates/larder-kernels/src/simd/integers.rs", "crates/larder-kernels/src/simd/tile.rs"],
-    &[
-        "crates/larder-model/src/arch/deepseek_v2.rs",
-        "crates/larder-model/src/arch/deepseek_v3.rs",
-        "crates/larder-model/src/arch/deepseek_v32.rs",
-    ],
-    &["crates/larder-model/src/decoder.rs", "crates/larder-model/src/logits.rs"],
-    &["crates/larder-model/src/layer.rs", "crates/larder-model/src/nn/moe.rs", "crates/larder-model/src/stack.rs"],
-    &["crates/larder-model/src/nn/mlp_router.rs", "crates/larder-model/src/nn/router.rs"],
     &["crates/larder-policy/src/routing/closed_loop.rs", "crates/larder-policy/src/routing/prior.rs"],
     &[
         "crates/larder-serve/src/active/client.rs",

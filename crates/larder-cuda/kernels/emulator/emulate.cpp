@@ -181,9 +181,9 @@ unsigned atomicAdd(unsigned *at, unsigned value) {
 #include "../routing.cu"
 #include "../sampling.cu"
 #include "../recurrent.cu"
-#include "../convolved.cu"
-#include "../chosen.cu"
-#include "../streams.cu"
+#include "../cca.cu"
+#include "../topk_rows.cu"
+#include "../hyper_connections.cu"
 
 // ---- Launches ----
 

@@ -1,8 +1,8 @@
 //! The KV cache in GPU memory, and attention over it.
 
 mod arrays;
-mod chosen;
 mod tiles;
+mod topk_rows;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,9 +20,9 @@ use crate::memory::{DeviceBuffer, Download, Upload};
 use crate::new_tokens::NewTokens;
 use crate::page_slabs::{PageMemory, PageSlabs};
 use arrays::SequenceArrays;
-use chosen::Choice;
-pub(crate) use chosen::{ChosenTokens, IndexQueries};
 use tiles::{TaskGroup, TaskTiles, groups, takes_halves, tiles_and_span};
+use topk_rows::Choice;
+pub(crate) use topk_rows::{ChosenTokens, IndexQueries};
 
 /// Alignment, in bytes, of the arrays that kernels read.
 const ALIGN: usize = 16;

@@ -1,4 +1,4 @@
-//! The double for tests: a GPU emulated in main memory, with the kernels compiled for the CPU.
+//! The fake for tests: a GPU emulated in main memory, with the kernels compiled for the CPU.
 //!
 //! Submitted work is not executed at once. It is executed when a caller waits, or now and then in between, in an order
 //! among the streams that the seed decides and events allow: a caller that forgets to wait gets wrong bytes for some

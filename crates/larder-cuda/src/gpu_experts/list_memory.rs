@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::chosen::ListKey;
+use super::expert_choice::ListKey;
 use crate::driver::Driver;
 use crate::error::Result;
 use crate::expert_kernels::GroupLists;

@@ -1,6 +1,6 @@
 //! Computes experts in the slots of the arena.
 
-mod chosen;
+mod expert_choice;
 mod gate;
 mod hits;
 mod list_memory;
@@ -22,7 +22,7 @@ use crate::launch_queue::LaunchQueue;
 use crate::launches::{ExpertTerm, kernel_alone};
 use crate::memory::{DeviceBuffer, Download, StreamEvent, Upload};
 use crate::ops::GpuOps;
-use chosen::DeviceChooser;
+use expert_choice::DeviceChooser;
 use hits::{BegunHits, HitsOfCall};
 
 /// Computes the experts of a layer in their slots on the device.

@@ -162,9 +162,9 @@ pub struct NewHeadsArgs {
     pub interleaved: bool,
     /// Whether a norm is over all heads of a token.
     pub whole: bool,
-    /// Queries and keys behind the norm, and values, are clamped to ± this.
+    /// Queries and keys after the norm, and values, are clamped to ± this.
     pub clip: Option<f32>,
-    /// Whether the norm is over each head behind its rotation.
+    /// Whether the norm is over each head after its rotation.
     pub norm_last: bool,
     /// Factor on values.
     pub value_factor: f32,

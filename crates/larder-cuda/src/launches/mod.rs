@@ -2,14 +2,14 @@
 #![allow(unsafe_code)]
 
 mod attention;
-mod choice;
-mod chosen;
+mod expert_choice;
+mod hyper_connections;
 mod products;
 mod recurrent;
 mod rows;
 mod sampling;
-mod streams;
 mod sums;
+mod topk_rows;
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ use larder_model::Activation;
 use crate::driver::{Argument, Driver, Launch, MAX_ARGUMENTS, Stream};
 use crate::error::{GpuError, Result};
 pub use attention::{AttentionKernelArgs, NewHeadsArgs, RowCopy, TaskList};
-pub use choice::{ChoiceArgs, ExpertList};
-pub use chosen::{BestOfBlocks, ChoiceOfRows, IndexTask, PoolTask, PooledBlocks};
+pub use expert_choice::{ChoiceArgs, ExpertList};
 pub use products::{ProductBatch, ProductKernelArgs};
 pub use recurrent::{ChannelScanArgs, ConvolutionArgs, DeltaArgs, HeadConvolutionArgs, ScanArgs, StateArgs};
 pub use sampling::{BestArgs, ChangeArgs, DrawArgs, DrawPlaces};
 pub use sums::{ExpertSum, ExpertTerm};
+pub use topk_rows::{BestOfBlocks, ChoiceOfRows, IndexTask, PoolTask, PooledBlocks};
 
 /// Warps of a block that computes products or quantises; each has rows or values of its own.
 const WARPS: u32 = 4;

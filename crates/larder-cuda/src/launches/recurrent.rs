@@ -80,7 +80,7 @@ pub struct HeadConvolutionArgs {
 /// The arguments of the delta rule, as the kernel reads them.
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaArgs {
-    /// `[tokens, mixed]`: queries, keys and values, behind the convolution.
+    /// `[tokens, mixed]`: queries, keys and values, after the convolution.
     pub qkv: u64,
     /// `[tokens, v_heads]`
     pub strengths: u64,
@@ -115,7 +115,7 @@ pub struct DeltaArgs {
 /// The arguments of the recurrence of Mamba 2, as the kernel reads them.
 #[derive(Clone, Copy, Debug)]
 pub struct ScanArgs {
-    /// `[tokens, channels]`: `x`, `B` and `C`, behind the convolution.
+    /// `[tokens, channels]`: `x`, `B` and `C`, after the convolution.
     pub convolved: u64,
     /// `[tokens, heads]`
     pub steps: u64,

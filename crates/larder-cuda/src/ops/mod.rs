@@ -1,15 +1,15 @@
 //! Chains of operations on rows of activations in GPU memory, for which the host waits once.
 
+mod cca;
 mod chain;
-mod chosen;
-mod convolved;
-mod drawn;
 mod heads;
+mod hyper_connections;
 mod products;
 mod receive;
 mod recurrent;
 mod rows;
-mod streams;
+mod sampled;
+mod topk_rows;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

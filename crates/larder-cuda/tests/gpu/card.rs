@@ -5,8 +5,8 @@ use larder_cuda::{Gpu, GpuError};
 use larder_model::Activation;
 
 use crate::{
-    attention, chosen, convolved, experts, flash, hits, latents, link, ops, order, products, recurrent, sampling,
-    sparse, streams,
+    attention, cca, expert_choice, experts, flash, hits, hyper_connections, latents, link, ops, order, products,
+    recurrent, sampling, sparse,
 };
 
 fn card() -> Option<Gpu> {
@@ -31,16 +31,16 @@ fn a_gpu_gives_the_same_bits() {
     }
     ops::compare(&gpu);
     ops::compare_sums(&gpu);
-    chosen::compare(&gpu);
-    chosen::compare_with_none(&gpu);
-    convolved::compare(&gpu);
+    expert_choice::compare(&gpu);
+    expert_choice::compare_with_none(&gpu);
+    cca::compare(&gpu);
     hits::compare(&gpu);
     latents::compare(&gpu);
     recurrent::compare(&gpu);
     recurrent::compare_scans(&gpu);
     sampling::compare(&gpu);
     sparse::compare(&gpu);
-    streams::compare(&gpu);
+    hyper_connections::compare(&gpu);
     sampling::compare_taken(&gpu);
     sampling::compare_draws(&gpu);
     sampling::compare_changes(&gpu);
@@ -55,7 +55,7 @@ fn a_gpu_orders_copies_and_kernels() {
     for seed in 0..200 {
         assert_eq!(link::play(&gpu, seed, false), 0);
         assert!(order::results_are_right(&gpu, seed), "seed {seed}");
-        assert!(seed > 50 || chosen::results_are_right(&gpu, seed), "seed {seed}");
+        assert!(seed > 50 || expert_choice::results_are_right(&gpu, seed), "seed {seed}");
         assert!(seed > 50 || hits::results_are_right(&gpu, seed), "seed {seed}");
     }
     println!("{}", gpu.copy_mode());

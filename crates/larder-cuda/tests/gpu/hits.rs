@@ -7,8 +7,8 @@ use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat};
 use larder_cuda::{Gpu, GpuExperts, GpuLink, GpuOps};
 use larder_model::{Activation, ComputeContext, DeviceExperts, ExpertWorkspace, Ops, Rows, route};
 
-use crate::chosen::{Chosen, EXPERTS, HIDDEN, K, Sent, gates, receive, same};
 use crate::common::{self, Random, emulator, gpu, numbered, slots, transfer, upload_experts, wait_for_all};
+use crate::expert_choice::{Chosen, EXPERTS, HIDDEN, K, Sent, gates, receive, same};
 
 fn ops_of(gpu: &Gpu) -> Arc<GpuOps> {
     Arc::new(gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap())

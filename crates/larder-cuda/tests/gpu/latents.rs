@@ -7,8 +7,8 @@ use larder_core::{NumberFormat, RowOrder};
 use larder_cuda::Gpu;
 use larder_kernels::{AttentionArgs, WeightMatrix};
 use larder_model::{
-    AttentionDouble, DeviceAttention, DeviceProducts, HeadNorm, HeadRest, Heads, KvPageShape, KvView, Ops, OpsDouble,
-    Place, PlacedMatrix, ProductsDouble, Rotation,
+    DeviceAttention, DeviceProducts, FakeAttention, FakeOps, FakeProducts, HeadNorm, HeadRest, Heads, KvPageShape,
+    KvView, Ops, Place, PlacedMatrix, Rotation,
 };
 
 use crate::common::{Random, emulator, gpu, placed, receive_bits};
@@ -127,7 +127,7 @@ struct Step {
     len: usize,
 }
 
-/// Runs steps of several tokens on the device and on its double.
+/// Runs steps of several tokens on the device and on its fake.
 pub fn compare(gpu: &Gpu) {
     use NumberFormat::{F16, F32, Q4_0, Q8_0};
     let shapes = [
@@ -141,8 +141,8 @@ pub fn compare(gpu: &Gpu) {
         let (products, attention) = (Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap()));
         let ops = gpu.ops(products.clone(), attention.clone()).unwrap();
         let (host_products, host_attention) =
-            (Arc::new(ProductsDouble::new(1 << 30)), Arc::new(AttentionDouble::new(1 << 30)));
-        let host_ops = OpsDouble::fake(host_products.clone(), host_attention.clone());
+            (Arc::new(FakeProducts::new(1 << 30)), Arc::new(FakeAttention::new(1 << 30)));
+        let host_ops = FakeOps::fake(host_products.clone(), host_attention.clone());
         let mut device = Layer::new((products, attention.as_ref(), &ops), shape);
         let mut host = Layer::new((host_products, host_attention.as_ref(), &host_ops), shape);
         let (mut random, mut len) = (Random::new(which as u64), 0);

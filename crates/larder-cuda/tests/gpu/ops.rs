@@ -8,9 +8,9 @@ use larder_core::{ExpertId, ExpertLayout, NumberFormat, RowOrder};
 use larder_cuda::{Emulator, EmulatorFault, Gpu};
 use larder_kernels::{AttentionArgs, DistanceBias, InputBuffer, Product, ThreadPool, WeightMatrix};
 use larder_model::{
-    Activation, AttentionDouble, CallOnDevice, ComputeContext, DeviceAttention, DeviceExperts, DeviceProducts,
-    ExpertWorkspace, HeadNorm, Heads, KvPageShape, KvView, MoeCall, Ops, OpsDouble, Place, PlacedMatrix,
-    ProductsDouble, Rotation, Rows,
+    Activation, CallOnDevice, ComputeContext, DeviceAttention, DeviceExperts, DeviceProducts, ExpertWorkspace,
+    FakeAttention, FakeOps, FakeProducts, HeadNorm, Heads, KvPageShape, KvView, MoeCall, Ops, Place, PlacedMatrix,
+    Rotation, Rows,
 };
 
 use crate::common::{LayerCase, Random, emulator, gpu, numbered, placed, receive_bits, upload_experts};
@@ -238,7 +238,7 @@ pub fn compare(gpu: &Gpu) {
             rotation: Some((32, false)),
             reach: Some(5),
         },
-        // A norm without weights behind the rotation.
+        // A norm without weights after the rotation.
         Shape {
             heads: 2,
             kv_heads: 2,
@@ -257,8 +257,8 @@ pub fn compare(gpu: &Gpu) {
         let (products, attention) = (Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap()));
         let ops = gpu.ops(products.clone(), attention.clone()).unwrap();
         let (host_products, host_attention) =
-            (Arc::new(ProductsDouble::new(1 << 30)), Arc::new(AttentionDouble::new(1 << 30)));
-        let host_ops = OpsDouble::fake(host_products.clone(), host_attention.clone());
+            (Arc::new(FakeProducts::new(1 << 30)), Arc::new(FakeAttention::new(1 << 30)));
+        let host_ops = FakeOps::fake(host_products.clone(), host_attention.clone());
         let mut device = Layer::new((products, attention.as_ref(), &ops), &weights, 2);
         let mut host = Layer::new((host_products, host_attention.as_ref(), &host_ops), &weights, 2);
         let mut lens = [0_usize; 2];

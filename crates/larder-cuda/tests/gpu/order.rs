@@ -8,7 +8,7 @@ use larder_cuda::{Gpu, Stream};
 use larder_model::Activation;
 
 use crate::common::{LayerCase, Random, ahead, emulator, gpu, slots, transfer, upload_experts, wait_for_all};
-use crate::{chosen, hits, link};
+use crate::{expert_choice, hits, link};
 
 /// Replaces experts while they are computed. Returns whether all results are as if each step had waited for the one
 /// before.
@@ -58,7 +58,7 @@ fn no_wait_can_be_left_out() {
     let copies: Check = |gpu, seed| std::panic::catch_unwind(AssertUnwindSafe(|| link::play(gpu, seed, false))).is_ok();
     let waits: [(Stream, Stream, Check); 10] = [
         (copy_in, compute, results_are_right),
-        (copy_in, compute, chosen::results_are_right),
+        (copy_in, compute, expert_choice::results_are_right),
         (copy_in, compute, hits::results_are_right),
         (copy_in, copy_out, copies),
         (copy_out, copy_in, copies),

@@ -6,8 +6,8 @@ use larder_core::{NumberFormat, RowOrder};
 use larder_cuda::Gpu;
 use larder_kernels::WeightMatrix;
 use larder_model::{
-    Activation, AttentionDouble, ChannelDecay, ChannelScan, Convolution, Decay, Delta, DeltaHeads, DeviceAttention,
-    DeviceProducts, GateFunction, GateOrder, KvPageShape, NormGate, Ops, OpsDouble, PlacedMatrix, ProductsDouble,
+    Activation, ChannelDecay, ChannelScan, Convolution, Decay, Delta, DeltaHeads, DeviceAttention, DeviceProducts,
+    FakeAttention, FakeOps, FakeProducts, GateFunction, GateOrder, KvPageShape, NormGate, Ops, PlacedMatrix,
     RecurrentOps, Rows, Scan, ScanHeads, StateSpan,
 };
 
@@ -192,8 +192,8 @@ pub fn compare(gpu: &Gpu) {
         let (products, attention) = (Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap()));
         let ops = gpu.ops(products.clone(), attention.clone()).unwrap();
         let (host_products, host_attention) =
-            (Arc::new(ProductsDouble::new(1 << 30)), Arc::new(AttentionDouble::new(1 << 30)));
-        let host_ops = OpsDouble::fake(host_products.clone(), host_attention.clone());
+            (Arc::new(FakeProducts::new(1 << 30)), Arc::new(FakeAttention::new(1 << 30)));
+        let host_ops = FakeOps::fake(host_products.clone(), host_attention.clone());
         let mut device = Layer::new((products, attention.as_ref(), &ops), shape, &weights);
         let mut host = Layer::new((host_products, host_attention.as_ref(), &host_ops), shape, &weights);
         for (counts, copies) in [
@@ -279,8 +279,8 @@ pub fn compare_scans(gpu: &Gpu) {
         let (products, attention) = (Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap()));
         let ops = gpu.ops(products, attention.clone()).unwrap();
         let got = scanned(heads, (attention.as_ref(), &ops), &mut Random::new(which as u64));
-        let attention = Arc::new(AttentionDouble::new(1 << 30));
-        let ops = OpsDouble::fake(Arc::new(ProductsDouble::new(1 << 30)), attention.clone());
+        let attention = Arc::new(FakeAttention::new(1 << 30));
+        let ops = FakeOps::fake(Arc::new(FakeProducts::new(1 << 30)), attention.clone());
         let wanted = scanned(heads, (attention.as_ref(), &ops), &mut Random::new(which as u64));
         for (at, (got, wanted)) in got.iter().zip(&wanted).enumerate() {
             assert!(wanted.iter().any(|bits| *bits != 0), "result {at} is zero");

@@ -6,8 +6,8 @@ use larder_core::{NumberFormat, RowOrder};
 use larder_cuda::Gpu;
 use larder_kernels::WeightMatrix;
 use larder_model::{
-    AttentionDouble, BEST_FOUND, ChangedLogit, DeviceProducts, DrawOps, DrawnFrom, LogitChanges, Ops, OpsDouble,
-    ProductsDouble, TokenDraw,
+    BEST_FOUND, ChangedLogit, DeviceProducts, DrawOps, DrawnFrom, FakeAttention, FakeOps, FakeProducts, LogitChanges,
+    Ops, TokenDraw,
 };
 
 use crate::common::{Random, emulator, gpu, receive};
@@ -104,11 +104,11 @@ fn drawn(ops: &dyn Ops, values: &[f32], draw: &TokenDraw) -> Vec<f32> {
     out
 }
 
-/// Compares draws with those of the double.
+/// Compares draws with those of the fake.
 pub fn compare_draws(gpu: &Gpu) {
     let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap();
-    let (products, attention) = (Arc::new(ProductsDouble::new(0)), Arc::new(AttentionDouble::new(0)));
-    let double = OpsDouble::fake(products, attention);
+    let (products, attention) = (Arc::new(FakeProducts::new(0)), Arc::new(FakeAttention::new(0)));
+    let fake = FakeOps::fake(products, attention);
     let mut random = Random::new(8);
     let (mut tokens, mut compared) = (std::collections::BTreeSet::new(), 0);
     for case in 0..400 {
@@ -121,7 +121,7 @@ pub fn compare_draws(gpu: &Gpu) {
             min_p: [0.0, 0.05, 0.5][random.below(3)],
             unit: f64::from(random.below(1 << 20) as u32) / f64::from(1 << 20),
         };
-        let [own, wanted] = [&ops as &dyn Ops, &double].map(|ops| drawn(ops, &values, &draw));
+        let [own, wanted] = [&ops as &dyn Ops, &fake].map(|ops| drawn(ops, &values, &draw));
         let (count, same) = (own[1].to_bits() as usize, own[0].to_bits() == wanted[0].to_bits());
         // With many equal logits, or with many likely ones without top-k, not all that may be drawn are found.
         let TokenDraw { temperature, top_k, top_p, min_p, .. } = draw;
@@ -136,11 +136,11 @@ pub fn compare_draws(gpu: &Gpu) {
     assert!(tokens.len() > 100, "{} tokens were drawn", tokens.len());
 }
 
-/// Compares changed logits, and draws from them, with those of the double: no token follows, or one that is listed, or
+/// Compares changed logits, and draws from them, with those of the fake: no token follows, or one that is listed, or
 /// one that is not.
 pub fn compare_changes(gpu: &Gpu) {
     let ops = gpu.ops(Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap())).unwrap();
-    let double = OpsDouble::fake(Arc::new(ProductsDouble::new(0)), Arc::new(AttentionDouble::new(0)));
+    let fake = FakeOps::fake(Arc::new(FakeProducts::new(0)), Arc::new(FakeAttention::new(0)));
     let mut random = Random::new(10);
     let (width, mut new, mut others) = (600, 0, 0);
     for case in 0..200 {
@@ -175,7 +175,7 @@ pub fn compare_changes(gpu: &Gpu) {
             let listed = listed[..changes.tokens.len()].iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
             (logits, listed, logit.to_bits(), id.to_bits(), row[0].to_bits())
         };
-        let [own, wanted] = [&ops as &dyn Ops, &double].map(of);
+        let [own, wanted] = [&ops as &dyn Ops, &fake].map(of);
         assert_eq!(own, wanted, "case {case}, follows: {follows}, {changes:?}");
         new += usize::from(own.3 < u32::MAX);
         others += usize::from(own.0 != values);

@@ -7,8 +7,8 @@ use larder_core::NumberFormat;
 use larder_cuda::Gpu;
 use larder_kernels::AttentionArgs;
 use larder_model::{
-    AttentionDouble, ChoiceOps, DeviceAttention, IndexBlocks, IndexChoice, KvPageShape, KvView, Ops, OpsDouble, Place,
-    ProductsDouble, SeenRows,
+    ChoiceOps, DeviceAttention, FakeAttention, FakeOps, FakeProducts, IndexBlocks, IndexChoice, KvPageShape, KvView,
+    Ops, Place, SeenRows,
 };
 
 use crate::common::{Random, emulator, gpu, receive_bits};
@@ -31,7 +31,7 @@ struct Shape {
     sequences: &'static [(usize, usize)],
 }
 
-/// A device or its double, with the rows of all sequences.
+/// A device or its fake, with the rows of all sequences.
 struct KvCase {
     index: Vec<KvView>,
     keys: Vec<KvView>,
@@ -176,7 +176,7 @@ impl Shape {
     }
 }
 
-/// Chooses and attends on the device and on its double, for models' kinds of sparse attention.
+/// Chooses and attends on the device and on its fake, for models' kinds of sparse attention.
 pub fn compare(gpu: &Gpu) {
     compare_shapes(gpu, &shapes());
 }
@@ -185,8 +185,8 @@ fn compare_shapes(gpu: &Gpu, shapes: &[Shape]) {
     for (which, shape) in shapes.iter().enumerate() {
         let (products, attention) = (Arc::new(gpu.products(0).unwrap()), Arc::new(gpu.attention().unwrap()));
         let ops = gpu.ops(products, attention.clone()).unwrap();
-        let host = Arc::new(AttentionDouble::new(1 << 30));
-        let host_ops = OpsDouble::fake(Arc::new(ProductsDouble::new(1 << 30)), host.clone());
+        let host = Arc::new(FakeAttention::new(1 << 30));
+        let host_ops = FakeOps::fake(Arc::new(FakeProducts::new(1 << 30)), host.clone());
         let (found_lists, found) = shape.step(&ops, &shape.rows(attention.as_ref()));
         let (lists, wanted) = shape.step(&host_ops, &shape.rows(host.as_ref()));
         let shorter = lists.iter().filter(|list| list.last().is_some_and(|last| *last as usize >= list.len()));

@@ -16,7 +16,9 @@ use larder_core::{ExpertNames, Gate, Renorm, Score, Weighting};
 use super::common::{AttentionBias, Basics, Defaults, layer_types};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Attention, AttentionMask, GateFunction, Mixer, Moe, Norm, OutputGate, Rope, SharedExpert};
+use crate::kv::AttentionMask;
+use crate::nn::{Attention, Mixer, Moe, Norm, OutputGate, Rope, SharedExpert};
+use crate::ops::GateFunction;
 use crate::stack::{Branch, Factors, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
@@ -35,7 +37,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let inter = config.size_or(&["moe_intermediate_size"], 1408)?;
     let shared = config.count_or(&["num_shared_experts"], 2)?;
     let mup = config.flag_or("mup_enabled", false)?;
-    config.ignore(&["load_balance_coeff", "use_grouped_mm"]); // of training; another way to the same products
+    config.ignore(&["load_balance_coeff", "use_grouped_mm"]); // of training; another way to the same matmuls
 
     let geometry = basics.geometry((dense_layers..basics.layers).collect(), experts, top_k, inter)?;
     let names = ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj");

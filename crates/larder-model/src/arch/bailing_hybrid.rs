@@ -11,12 +11,13 @@
 use larder_core::{ExpertNames, Gate};
 
 use super::common::{Basics, layer_types};
-use super::deepseek_v2::{FfnDefaults, FfnParts, LatentDefaults, latent_shape};
+use super::deepseek_family::{FfnDefaults, FfnParts, LatentDefaults, latent_shape};
 use super::deepseek_v3::{GateDefaults, parse_gate};
 use super::kimi_linear::{HybridMixers, KEYS, TYPES, parse_basics};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{ChannelDecay, KimiDeltaShape, LatentShape, Rope, Rotary, attention_scale};
+use crate::nn::{KimiDeltaShape, LatentShape, Rope, attention_scale};
+use crate::ops::{ChannelDecay, Rotary};
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 

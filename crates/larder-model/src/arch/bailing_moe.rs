@@ -1,4 +1,4 @@
-//! Ling: one product for queries, keys and values; a softmax gate in the first version, DeepSeek-V3's in the second.
+//! Ling: one matmul for queries, keys and values; a softmax gate in the first version, DeepSeek-V3's in the second.
 //!
 //! ```text
 //! x += attention(rms(x))                    in the second version QK norm per head, RoPE on a part of each head
@@ -14,7 +14,7 @@ use larder_core::{ExpertGroups, ExpertNames, Gate, GroupRank, Renorm, Score, Wei
 
 use super::bailing_hybrid::with_expert_bias;
 use super::common::{AttentionBias, Basics, Defaults};
-use super::deepseek_v2::{FfnDefaults, FfnParts};
+use super::deepseek_family::{FfnDefaults, FfnParts};
 use crate::config::Config;
 use crate::error::Result;
 use crate::nn::{Attention, InputProducts, QkNorm, Rope};

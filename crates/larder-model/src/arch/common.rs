@@ -3,15 +3,14 @@
 use larder_core::{ExpertNames, Gate, Geometry, LayerIdx};
 
 use crate::config::{Config, config_error};
-use crate::embedding::EmbeddingRows;
 use crate::error::Result;
-use crate::matrix::{Linear, Matrix};
+use crate::kv::AttentionMask;
 use crate::nn::{
-    Activation, Attention, AttentionMask, AttentionShape, InputProducts, Mixer, Mlp, MlpNames, Moe, Norm, OutputGate,
-    QkNorm, Rope, RopeType, Rotary,
+    Attention, AttentionShape, InputProducts, Mixer, Mlp, MlpNames, Moe, Norm, OutputGate, QkNorm, Rope, RopeType,
 };
+use crate::ops::{Activation, Rotary};
 use crate::stack::{Branch, ColumnFactors, Factors, Ffn, Layer, Stack};
-use crate::weights::WeightLoader;
+use crate::weights::{EmbeddingRows, Linear, Matrix, WeightLoader};
 
 /// Upper limit of layers, far above any model: each layer costs memory before a tensor is read.
 pub const MAX_LAYERS: usize = 2048;
@@ -152,8 +151,8 @@ impl Basics {
         self.attention_as(weights, prefix, "o_proj", self.heads * self.head_dim, bias, rotary)
     }
 
-    /// As [`attention`](Self::attention), with `output` as the name of the output product, and `query_rows` rows in the
-    /// query product.
+    /// As [`attention`](Self::attention), with `output` as the name of the output projection, and `query_rows` rows in
+    /// the query projection.
     pub fn attention_as(
         &self,
         weights: &mut WeightLoader,
@@ -171,7 +170,7 @@ impl Basics {
         self.attention_with(weights, inputs, &format!("{prefix}.{output}"), bias, rotary)
     }
 
-    /// As [`attention_as`](Self::attention_as), without a product for the values: they are what that of the keys
+    /// As [`attention_as`](Self::attention_as), without a matmul for the values: they are what that of the keys
     /// yields.
     pub fn attention_of_keys(
         &self,
@@ -188,7 +187,7 @@ impl Basics {
         self.attention_with(weights, inputs, &format!("{prefix}.{output}"), bias, rotary)
     }
 
-    /// Plain attention of these products; `output` is the name of the output product.
+    /// Plain attention of these matmuls; `output` is the name of the output projection.
     pub fn attention_with(
         &self,
         weights: &mut WeightLoader,
@@ -312,7 +311,7 @@ impl Basics {
     }
 }
 
-/// The products of attention that have biases.
+/// The matmuls of attention that have biases.
 #[derive(Clone, Copy)]
 pub struct AttentionBias {
     pub qkv: bool,

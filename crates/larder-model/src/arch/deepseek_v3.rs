@@ -9,10 +9,11 @@
 
 use larder_core::{ExpertGroups, Gate, GroupRank, Renorm, Score, Weighting};
 
-use super::deepseek_v2::{Family, FfnDefaults, LatentDefaults, build_with};
+use super::deepseek_family::{Family, FfnDefaults, LatentDefaults, build_with};
 use crate::config::Config;
 use crate::error::Result;
-use crate::nn::{Rope, Rotary};
+use crate::nn::Rope;
+use crate::ops::Rotary;
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 

@@ -7,11 +7,12 @@
 //! ```
 
 use super::common::Basics;
-use super::deepseek_v2::{Family, FfnDefaults, LatentDefaults, build_with};
+use super::deepseek_family::{Family, FfnDefaults, Indexers, LatentDefaults, build_with};
 use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Indexer, IndexerShape, LatentShape, Rope, Rotary, RowChoice};
+use crate::nn::{IndexerShape, LatentShape, Rope};
+use crate::ops::Rotary;
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 
@@ -39,33 +40,6 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
 pub fn interleaved_rope(config: &mut Config, basics: &Basics, shape: &LatentShape) -> Result<(Rope, Rotary)> {
     let (rope, rotary) = Rope::parse(config, shape.rope, 1e4, basics.context, None)?;
     Ok((rope, Rotary { interleaved: true, ..rotary }))
-}
-
-/// The indexers of a model, and which layers have one.
-pub struct Indexers {
-    /// Sizes of each.
-    pub shape: IndexerShape,
-    /// Whether queries and keys are rotated in adjacent pairs instead of in halves.
-    pub interleaved: bool,
-    /// For each layer whether it has an indexer; else it uses the choice of the layer before.
-    pub own: Vec<bool>,
-}
-
-impl Indexers {
-    /// The choice of rows of a layer whose attention is below `prefix`.
-    pub fn choice(
-        &self,
-        weights: &mut WeightLoader,
-        prefix: &str,
-        layer: usize,
-        rotary: Option<Rotary>,
-    ) -> Result<RowChoice> {
-        if !self.own[layer] {
-            return Ok(RowChoice::Shared(self.shape.positions()));
-        }
-        let rotary = rotary.map(|rotary| Rotary { interleaved: self.interleaved, ..rotary });
-        Ok(RowChoice::Indexed(Box::new(Indexer::new(weights, &format!("{prefix}.indexer"), self.shape, rotary)?)))
-    }
 }
 
 /// Reads the sizes of indexers, which have `heads` heads by default.

@@ -15,10 +15,10 @@ use super::common::{Basics, Defaults};
 use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::nn::{
-    Activation, CompressedAttention, CompressedShape, Compressor, CompressorShape, Entries, EntryIndexer,
-    ExpertsByToken, ManifoldConnection, ManifoldMerge, ManifoldShape, Mixer, Mlp, MlpNames, Moe, Rope, RopeType,
-    Rotary, SharedExpert,
+    CompressedAttention, CompressedShape, Compressor, CompressorShape, Entries, EntryIndexer, ExpertsByToken,
+    ManifoldConnection, ManifoldMerge, ManifoldShape, Mixer, Mlp, MlpNames, Moe, Rope, RopeType, SharedExpert,
 };
+use crate::ops::{Activation, Rotary};
 use crate::stack::{Branch, Ffn, Layer, Stack, Streams};
 use crate::weights::WeightLoader;
 

@@ -9,11 +9,12 @@
 use larder_core::ExpertNames;
 
 use super::common::{AttentionBias, Basics, Defaults, layer_types};
-use super::deepseek_v2::{FfnDefaults, FfnParts};
+use super::deepseek_family::{FfnDefaults, FfnParts};
 use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
 use crate::config::Config;
 use crate::error::Result;
-use crate::nn::{Attention, AttentionMask, Rope};
+use crate::kv::AttentionMask;
+use crate::nn::{Attention, Rope};
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 

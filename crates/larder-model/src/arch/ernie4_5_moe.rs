@@ -12,7 +12,8 @@ use larder_core::{ExpertNames, Gate, Renorm, Weighting};
 use super::common::{AttentionBias, Basics, Defaults};
 use crate::config::Config;
 use crate::error::Result;
-use crate::nn::{Moe, Rope, Rotary, SharedExpert};
+use crate::nn::{Moe, Rope, SharedExpert};
+use crate::ops::Rotary;
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 

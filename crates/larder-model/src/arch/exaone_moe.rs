@@ -9,11 +9,12 @@
 use larder_core::{ExpertNames, Gate};
 
 use super::common::{AttentionBias, Basics, Defaults, layer_types, sliding_window};
-use super::deepseek_v2::{FfnDefaults, FfnParts};
+use super::deepseek_family::{FfnDefaults, FfnParts};
 use super::deepseek_v3::{GateDefaults, parse_gate};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Attention, AttentionMask, Rope};
+use crate::kv::AttentionMask;
+use crate::nn::{Attention, Rope};
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 

@@ -3,7 +3,7 @@
 //! ```text
 //! x  = embedding · √hidden
 //! x += rms(attention(rms(x)))               QK norm per head, values normalised too; sliding windows, or wider heads
-//!                                           whose values are the keys' product
+//!                                           whose values are the keys' matmul
 //! y  = rms(mlp(rms(x))) + rms(Σ_k weight · expert(rms(x)))
 //!                                           softmax of a router on the normalised x, top k, renormalised, times a
 //!                                           factor per expert
@@ -17,7 +17,9 @@ use serde_json::json;
 use super::common::{AttentionBias, Basics, Defaults, layer_types, per_layer_config};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Activation, Attention, AttentionMask, DenseBeside, Mixer, Norm, Rope, RopeType, Rotary};
+use crate::kv::AttentionMask;
+use crate::nn::{Attention, DenseBeside, Mixer, Norm, Rope, RopeType};
+use crate::ops::{Activation, Rotary};
 use crate::stack::{Branch, Factors, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
@@ -64,7 +66,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     Ok(Stack { factors, ropes: vec![stack.ropes[0].clone(), second], ..stack })
 }
 
-/// Attention in the shape of a layer; with `shares_product` the product of the keys yields the values too.
+/// Attention in the shape of a layer; with `shares_product` the matmul of the keys yields the values too.
 fn attention(
     weights: &mut WeightLoader,
     prefix: &str,

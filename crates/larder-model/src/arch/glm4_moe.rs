@@ -9,7 +9,7 @@
 use larder_core::ExpertNames;
 
 use super::common::{AttentionBias, Basics, Defaults};
-use super::deepseek_v2::{FfnDefaults, FfnParts};
+use super::deepseek_family::{FfnDefaults, FfnParts};
 use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
 use crate::config::Config;
 use crate::error::Result;

@@ -6,11 +6,12 @@
 //! x += Σ_k weight · expert(y) + shared(y)   the others: y = rms(x); gate of DeepSeek-V3
 //! ```
 
-use super::deepseek_v2::{Family, FfnDefaults, LatentDefaults, build_with};
+use super::deepseek_family::{Family, FfnDefaults, LatentDefaults, build_with};
 use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Rope, Rotary};
+use crate::nn::Rope;
+use crate::ops::Rotary;
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 

@@ -13,15 +13,16 @@
 use larder_core::ExpertNames;
 
 use super::common::{Basics, Defaults, layer_types};
-use super::deepseek_v2::{FfnDefaults, FfnParts, LatentDefaults, latent_shape};
+use super::deepseek_family::{FfnDefaults, FfnParts, Indexers, LatentDefaults, latent_shape};
 use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
 use super::deepseek_v4::stream_shape;
-use super::deepseek_v32::{Indexers, indexer_shape};
+use super::deepseek_v32::indexer_shape;
 use super::glm_moe_dsa::own_indexers;
 use super::kimi_linear::{HybridMixers, LinearSizes, TYPES};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Activation, ChannelDecay, IndexerShape, LatentShape, ManifoldConnection, MeanMerge, Rope};
+use crate::nn::{IndexerShape, LatentShape, ManifoldConnection, MeanMerge, Rope};
+use crate::ops::{Activation, ChannelDecay};
 use crate::stack::{Branch, Layer, Stack, Streams};
 use crate::weights::WeightLoader;
 

@@ -7,9 +7,9 @@
 //! x += Σ_k weight · expert(y) + shared(y)   the others: y = rms(x); gate of DeepSeek-V3
 //! ```
 
-use super::deepseek_v2::{Family, FfnDefaults, LatentDefaults, build_with};
+use super::deepseek_family::{Family, FfnDefaults, Indexers, LatentDefaults, build_with};
 use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
-use super::deepseek_v32::{Indexers, UNREAD_KEYS, indexer_shape, interleaved_rope};
+use super::deepseek_v32::{UNREAD_KEYS, indexer_shape, interleaved_rope};
 use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::stack::Stack;

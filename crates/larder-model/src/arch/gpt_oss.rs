@@ -10,7 +10,9 @@ use larder_core::{ExpertNames, Gate, Geometry, LayerIdx, PerMatrix, RowPick, Sco
 use super::common::{AttentionBias, Basics, Defaults, layer_types};
 use crate::config::Config;
 use crate::error::Result;
-use crate::nn::{Activation, Attention, AttentionMask, Moe, Rope};
+use crate::kv::AttentionMask;
+use crate::nn::{Attention, Moe, Rope};
+use crate::ops::Activation;
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 

@@ -10,7 +10,8 @@
 use super::granitemoe::{Relative, build_with};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Activation, Mamba2Shape};
+use crate::nn::Mamba2Shape;
+use crate::ops::Activation;
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 

@@ -11,7 +11,8 @@ use serde_json::json;
 use super::common::{AttentionBias, Basics, Defaults};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Attention, Norm, QkNorm, Rope, Rotary, SharedExpert};
+use crate::nn::{Attention, Norm, QkNorm, Rope, SharedExpert};
+use crate::ops::Rotary;
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 

@@ -12,7 +12,8 @@ use larder_core::{ExpertNames, Gate};
 use super::common::{AttentionBias, Basics, Defaults};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Mamba1, Mamba1Shape, Mixer, Rope, Rotary};
+use crate::nn::{Mamba1, Mamba1Shape, Mixer, Rope};
+use crate::ops::Rotary;
 use crate::stack::{Branch, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 

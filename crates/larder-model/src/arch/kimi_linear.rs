@@ -11,14 +11,12 @@
 use larder_core::ExpertNames;
 
 use super::common::{Basics, Defaults, layer_types};
-use super::deepseek_v2::{FfnDefaults, FfnParts, LatentDefaults, latent_shape};
+use super::deepseek_family::{FfnDefaults, FfnParts, Indexers, LatentDefaults, latent_shape};
 use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
-use super::deepseek_v32::Indexers;
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{
-    ChannelDecay, GateFunction, KimiDelta, KimiDeltaShape, LatentAttention, LatentShape, Mixer, Rope, Rotary,
-};
+use crate::nn::{KimiDelta, KimiDeltaShape, LatentAttention, LatentShape, Mixer, Rope};
+use crate::ops::{ChannelDecay, GateFunction, Rotary};
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 
@@ -84,7 +82,7 @@ pub struct HybridMixers {
     pub a_log: Vec<usize>,
     /// The other layers.
     pub latent: LatentShape,
-    /// Whether products of latent attention have biases.
+    /// Whether matmuls of latent attention have biases.
     pub bias: bool,
     /// Rotation in latent attention.
     pub rotary: Option<Rotary>,

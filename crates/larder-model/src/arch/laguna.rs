@@ -14,7 +14,8 @@ use larder_core::{ExpertNames, Gate, LayerIdx, Renorm, Score, Weighting};
 use super::common::{AttentionBias, Basics, Defaults, TypedLayers, TypedRope, heads_of_layers, mlp_layer_types};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Attention, GateFunction, Moe, MoeRouter, OutputGate, SharedExpert};
+use crate::nn::{Attention, Moe, MoeRouter, OutputGate, SharedExpert};
+use crate::ops::GateFunction;
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 

@@ -14,7 +14,8 @@ use larder_core::{ExpertNames, Gate, Renorm, Score, Weighting};
 use super::common::{AttentionBias, Basics, Defaults, layer_types};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Activation, Attention, CausalConv, Mixer, Mlp, MlpNames, Norm, QkNorm, Rope, Rotary, ShortConv};
+use crate::nn::{Attention, CausalConv, Mixer, Mlp, MlpNames, Norm, QkNorm, Rope, ShortConv};
+use crate::ops::{Activation, Rotary};
 use crate::stack::{Branch, Ffn, Layer, Stack};
 use crate::weights::{RowGroups, WeightLoader};
 

@@ -12,7 +12,9 @@ use larder_core::{ExpertNames, Gate, PerMatrix, RowPick, Score, TensorSlice, Wei
 use super::common::{AttentionBias, Basics, Defaults, layer_types};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Attention, AttentionMask, AttentionTemperature, Moe, QkNorm, Rope, Rotary, SharedExpert};
+use crate::kv::AttentionMask;
+use crate::nn::{Attention, AttentionTemperature, Moe, QkNorm, Rope, SharedExpert};
+use crate::ops::Rotary;
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 

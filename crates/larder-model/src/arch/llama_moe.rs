@@ -1,4 +1,4 @@
-//! LLaMA-MoE: the MLPs of LLaMA 2 split into experts, behind a router of two products.
+//! LLaMA-MoE: the MLPs of LLaMA 2 split into experts, after a router of two matmuls.
 //!
 //! ```text
 //! x += attention(rms(x))                    RoPE
@@ -51,7 +51,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     })
 }
 
-/// Whether the router has a second product behind a tanh.
+/// Whether the router has a second matmul after a tanh.
 fn two_products(config: &mut Config) -> Result<bool> {
     match config.opt_text("gate_network")?.unwrap_or("mlp") {
         "mlp" => Ok(true),

@@ -12,7 +12,9 @@ use super::common::{AttentionBias, Basics, Defaults, layer_types, mlp_layer_type
 use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Attention, AttentionMask, Rope, RopeType, Rotary};
+use crate::kv::AttentionMask;
+use crate::nn::{Attention, Rope, RopeType};
+use crate::ops::Rotary;
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 

@@ -13,9 +13,8 @@ use larder_core::{ExpertNames, Gate, Renorm, Score, Weighting};
 use super::common::{AttentionBias, Basics, Defaults, layer_types, mlp_layer_types};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{
-    Activation, Attention, AttentionIndexer, HeadIndexer, HeadIndexerShape, Moe, Rope, Rotary, SharedExpert,
-};
+use crate::nn::{Attention, AttentionIndexer, HeadIndexer, HeadIndexerShape, Moe, Rope, SharedExpert};
+use crate::ops::{Activation, Rotary};
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 

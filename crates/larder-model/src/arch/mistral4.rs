@@ -8,10 +8,11 @@
 
 use larder_core::{ExpertGroups, Gate, GroupRank, Renorm, Weighting};
 
-use super::deepseek_v2::{Family, FfnDefaults, LatentDefaults, build_with};
+use super::deepseek_family::{Family, FfnDefaults, LatentDefaults, build_with};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{AttentionTemperature, Rope, Rotary};
+use crate::nn::{AttentionTemperature, Rope};
+use crate::ops::Rotary;
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 

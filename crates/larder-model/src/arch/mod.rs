@@ -20,6 +20,7 @@ mod afmoe;
 mod bailing_hybrid;
 mod bailing_moe;
 mod common;
+mod deepseek_family;
 mod deepseek_v2;
 mod deepseek_v3;
 mod deepseek_v32;

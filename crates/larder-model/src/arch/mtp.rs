@@ -6,7 +6,7 @@
 //! logits = head(rms(x))
 //! ```
 //!
-//! The layer has the number behind the last decoder layer, and names of DeepSeek-V3; a source with other names
+//! The layer has the number after the last decoder layer, and names of DeepSeek-V3; a source with other names
 //! translates them. Its copies of embedding and output head are not read: the models were trained with one of each.
 
 use std::borrow::Cow;
@@ -14,10 +14,9 @@ use std::borrow::Cow;
 use serde_json::Value;
 
 use super::common::Basics;
-use crate::config::config_error;
+use crate::config::{config_error, text_config};
 use crate::error::Result;
 use crate::stack::{Layer, MtpLayer};
-use crate::text_config::text_config;
 use crate::weights::WeightLoader;
 
 /// The architectures whose layer for multi-token prediction has the form above. A further one is a row here, if its
@@ -52,7 +51,7 @@ impl Basics {
         sparse.contains(&layer) || layer >= self.layers
     }
 
-    /// The layer behind the last decoder layer, for multi-token prediction; `build_layer` builds layers by their
+    /// The layer after the last decoder layer, for multi-token prediction; `build_layer` builds layers by their
     /// number.
     pub(super) fn mtp_layer(
         &self,

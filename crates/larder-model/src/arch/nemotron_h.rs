@@ -16,7 +16,8 @@ use super::common::{AttentionBias, Basics, Defaults};
 use super::deepseek_v3::{GateDefaults, parse_gate_of, with_bias};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Activation, LatentExperts, Mamba2, Mamba2Shape, Mixer, Mlp, Moe, Rope, Rotary, SharedExpert};
+use crate::nn::{LatentExperts, Mamba2, Mamba2Shape, Mixer, Mlp, Moe, Rope, SharedExpert};
+use crate::ops::{Activation, Rotary};
 use crate::stack::{Branch, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 

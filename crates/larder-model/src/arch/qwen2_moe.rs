@@ -11,7 +11,8 @@ use larder_core::{ExpertNames, Gate};
 use super::common::{AttentionBias, Basics, Defaults, layer_types, sparse_layers};
 use crate::config::Config;
 use crate::error::Result;
-use crate::nn::{Attention, AttentionMask, Moe, Rope, SharedExpert};
+use crate::kv::AttentionMask;
+use crate::nn::{Attention, Moe, Rope, SharedExpert};
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 

@@ -1,4 +1,4 @@
-//! Qwen3.5-MoE, also Qwen3.6: Qwen3-Next with the delta rule's products stored apart, and experts in every layer.
+//! Qwen3.5-MoE, also Qwen3.6: Qwen3-Next with the delta rule's matmuls stored apart, and experts in every layer.
 //!
 //! ```text
 //! x += gated_delta_net(rms(x))              linear attention; three of four layers

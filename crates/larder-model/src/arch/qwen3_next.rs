@@ -13,10 +13,8 @@ use super::common::{AttentionBias, Basics, Defaults, layer_types, sparse_layers}
 use super::qwen2_moe::with_shared;
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{
-    Activation, Attention, DeltaForm, DeltaHeads, DeltaShape, GateFunction, GatedDeltaNet, InputProducts, Mixer,
-    OutputGate, Rope, Rotary,
-};
+use crate::nn::{Attention, DeltaForm, DeltaShape, GatedDeltaNet, InputProducts, Mixer, OutputGate, Rope};
+use crate::ops::{Activation, DeltaHeads, GateFunction, Rotary};
 use crate::stack::{Ffn, Stack};
 use crate::weights::{RowGroups, WeightLoader};
 
@@ -49,7 +47,7 @@ pub struct FfnParts {
     pub shared_width: usize,
 }
 
-/// The architecture, with the form in which the delta rule's products are stored, and the keys of the other parts,
+/// The architecture, with the form in which the delta rule's matmuls are stored, and the keys of the other parts,
 /// which are read for the number of layers.
 pub fn build_with(
     config: &mut Config,
@@ -88,7 +86,7 @@ pub fn build_with(
     })
 }
 
-/// Softmax attention whose query product also yields an output gate.
+/// Softmax attention whose query projection also yields an output gate.
 pub fn attention(
     basics: &Basics,
     weights: &mut WeightLoader,

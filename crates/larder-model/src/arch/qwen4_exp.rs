@@ -20,10 +20,11 @@ use super::qwen3_next::{attention, delta_shape};
 use crate::config::{Config, config_error};
 use crate::error::{ModelError, Result};
 use crate::nn::{
-    Activation, Attention, AttentionIndexer, BlockIndexer, BlockIndexerShape, CausalConv, DeltaForm, DeltaShape,
-    GateFunction, GatedDeltaNet, IndexProducts, LowRankConnection, LowRankMixer, LowRankShape, Mixer, NGramFeatures,
-    NGramHash, NGramShape, Norm, Rope, Rotary, primes,
+    Attention, AttentionIndexer, BlockIndexer, BlockIndexerShape, CausalConv, DeltaForm, DeltaShape, GatedDeltaNet,
+    IndexProducts, LowRankConnection, LowRankMixer, LowRankShape, Mixer, NGramFeatures, NGramHash, NGramShape, Norm,
+    Rope, primes,
 };
+use crate::ops::{Activation, GateFunction, Rotary};
 use crate::stack::{Branch, Ffn, Layer, Stack, Streams};
 use crate::weights::WeightLoader;
 
@@ -146,7 +147,7 @@ fn linear_layers(config: &mut Config, layers: usize) -> Result<Vec<bool>> {
 /// The indexer of all layers with attention.
 struct IndexerConfig {
     shape: BlockIndexerShape,
-    /// Whether the products of queries and keys are apart, as in GGUF.
+    /// Whether the matmuls of queries and keys are apart, as in GGUF.
     split: bool,
 }
 

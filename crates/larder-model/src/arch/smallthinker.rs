@@ -11,7 +11,9 @@ use larder_core::{ExpertNames, Gate, Score, Weighting};
 use super::common::{AttentionBias, Basics, Defaults};
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Activation, Attention, AttentionMask, Moe, Rope};
+use crate::kv::AttentionMask;
+use crate::nn::{Attention, Moe, Rope};
+use crate::ops::Activation;
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 

@@ -8,7 +8,7 @@
 use larder_core::ExpertNames;
 
 use super::common::{AttentionBias, Basics, Defaults};
-use super::deepseek_v2::FfnParts;
+use super::deepseek_family::FfnParts;
 use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
 use crate::config::{Config, config_error};
 use crate::error::Result;

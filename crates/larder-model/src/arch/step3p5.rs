@@ -1,4 +1,4 @@
-//! Step-3.5 and the text part of Step-3.7: heads per type of layer, a gate per head, products clamped in some layers.
+//! Step-3.5 and the text part of Step-3.7: heads per type of layer, a gate per head, matmuls clamped in some layers.
 //!
 //! ```text
 //! x += attention(rms(x))                    QK norm per head, times the sigmoid of a gate per head before the output; RoPE
@@ -16,9 +16,9 @@ use super::common::{
 };
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{
-    Activation, Attention, AttentionMask, GateFunction, Moe, OutputGate, Rope, RopeType, Rotary, SharedExpert,
-};
+use crate::kv::AttentionMask;
+use crate::nn::{Attention, Moe, OutputGate, Rope, RopeType, SharedExpert};
+use crate::ops::{Activation, GateFunction, Rotary};
 use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 

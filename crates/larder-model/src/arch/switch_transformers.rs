@@ -18,12 +18,11 @@ use larder_core::{ExpertNames, Gate, Geometry, LayerIdx, TensorSlice};
 
 use super::common::MAX_LAYERS;
 use crate::config::{Config, config_error};
-use crate::embedding::EmbeddingRows;
 use crate::error::Result;
-use crate::matrix::Linear;
-use crate::nn::{Activation, DistanceBuckets, Mlp, Moe, Norm, PositionBias, RelativeAttention};
+use crate::nn::{DistanceBuckets, Mlp, Moe, Norm, PositionBias, RelativeAttention};
+use crate::ops::Activation;
 use crate::stack::{Branch, CrossAttention, Encoder, EncoderLayer, Factors, Ffn, Layer, Stack};
-use crate::weights::WeightLoader;
+use crate::weights::{EmbeddingRows, Linear, WeightLoader};
 
 /// Tokens of prompt and generated text together. The reference has no limit: positions beyond a distance of
 /// `relative_attention_max_distance` look alike. The published models were trained on 512 and generate 512.

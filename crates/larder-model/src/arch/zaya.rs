@@ -11,13 +11,14 @@ use larder_core::{ExpertNames, Gate, LayerIdx, Score};
 
 use super::common::{AttentionBias, Basics, Defaults, TypedLayers, layer_types};
 use crate::config::{Config, config_error};
-use crate::embedding::ScaledRows;
 use crate::error::Result;
+use crate::kv::AttentionMask;
 use crate::nn::{
-    Attention, AttentionMask, ConvolvedInputs, ConvolvedShape, InputProducts, MlpRouter, MlpRouterShape, Moe,
-    MoeRouter, Rope, RopeType, ScaledConnection,
+    Attention, CcaInputs, CcaShape, InputProducts, MlpRouter, MlpRouterShape, Moe, MoeRouter, Rope, RopeType,
+    ScaledConnection,
 };
 use crate::stack::{Branch, Ffn, Layer, Stack};
+use crate::weights::ScaledRows;
 use crate::weights::WeightLoader;
 
 /// Types of layers, in the order of the ropes.
@@ -35,7 +36,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let Basics { hidden, heads, kv_heads, head_dim, eps, .. } = basics;
     let taps = [config.size_or(&["cca_time0"], 2)?, config.size_or(&["cca_time1"], 2)?];
     let bias = config.flag_or("attention_bias", false)?;
-    let convolved = ConvolvedShape { hidden, heads, kv_heads, head_dim, taps, bias };
+    let convolved = CcaShape { hidden, heads, kv_heads, head_dim, taps, bias };
 
     let geometry = basics.geometry((0..basics.layers).collect(), experts, 1, inter)?;
     let names = ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj");
@@ -43,7 +44,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         let prefix = format!("model.layers.{layer}");
         let own = format!("{prefix}.self_attn");
         let (mask, rotary) = layers[layer];
-        let inputs = InputProducts::Convolved(Box::new(ConvolvedInputs::load(weights, &own, convolved)?));
+        let inputs = InputProducts::Cca(Box::new(CcaInputs::load(weights, &own, convolved)?));
         let output = format!("{own}.o_proj");
         let attention = basics.attention_with(weights, inputs, &output, AttentionBias::all(bias), rotary)?;
         let shape = MlpRouterShape { hidden, width, experts, eps, carried: layer > 0 };

@@ -12,10 +12,12 @@ use crate::error::{ModelError, Result};
 
 mod neutral;
 mod refusal;
+mod text_config;
 
 pub use neutral::{is_neutral, is_off};
 use refusal::shown;
 pub use refusal::{Refusal, Refusals, refused};
+pub use text_config::{TextConfig, text_config, without_ignored};
 
 /// Upper limit of every size and count: far above any model, and small enough that products of sizes do not overflow.
 const MAX_SIZE: u64 = 1 << 24;

@@ -1,19 +1,17 @@
 //! The interfaces to a device, a processor with memory of its own. A device's results have the same bits as those of
 //! the CPU kernels, so a result does not depend on where it was computed.
 
-mod experts;
 mod scratch;
 
 use std::sync::Arc;
 
-pub use experts::{ChosenOnDevice, DeviceExperts};
 use larder_core::{NumberFormat, RowOrder};
 use larder_kernels::{Inputs, WeightMatrix};
 pub use scratch::{CHOICE_TOKENS, FEW_TILES, MAX_SCORE_BYTES, TILE_QUERIES, device_attention_bytes, position_tiles};
 
 use crate::error::Result;
 
-/// Products with weights that stay in a device's memory.
+/// Matmuls with weights that stay in a device's memory.
 pub trait DeviceProducts: Send + Sync {
     /// Copies a matrix into the device's memory, and returns its id.
     fn upload(&self, weights: WeightMatrix) -> Result<usize> {
@@ -30,7 +28,7 @@ pub trait DeviceProducts: Send + Sync {
     /// whole rows.
     fn upload_rows(&self, shape: &MatrixShape, read: &mut dyn FnMut(usize, &mut [u8]) -> Result<()>) -> Result<usize>;
 
-    /// Computes a batch of products of `x`, and waits for them.
+    /// Computes a batch of matmuls of `x`, and waits for them.
     ///
     /// The caller guarantees that `x` is quantised if the weights are, and outputs of the right length.
     fn matmul(&self, x: &Inputs, batch: &mut [DeviceProduct]) -> Result<()>;
@@ -53,7 +51,7 @@ pub struct MatrixShape {
     pub bytes: usize,
 }
 
-/// One product with weights on a device: `out[t, r] = Σ_c weights[r, c] · x[t, c]`.
+/// One matmul with weights on a device: `out[t, r] = Σ_c weights[r, c] · x[t, c]`.
 pub struct DeviceProduct<'a> {
     /// Id of the weights, from [`DeviceProducts::upload`].
     pub weights: usize,

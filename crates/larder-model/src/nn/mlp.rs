@@ -1,12 +1,11 @@
 //! Dense MLPs.
 
-use super::{Activation, TokenScratch};
+use super::TokenScratch;
 use crate::error::Result;
-use crate::matrix::Linear;
-use crate::ops::{Ops, Rows};
-use crate::weights::{RowGroups, WeightLoader};
+use crate::ops::{Activation, Ops, Rows};
+use crate::weights::{Linear, RowGroups, WeightLoader};
 
-/// Names of the three products of an MLP in a checkpoint.
+/// Names of the three matmuls of an MLP in a checkpoint.
 pub struct MlpNames {
     /// `[inter, hidden]`
     pub gate: &'static str,
@@ -30,7 +29,7 @@ pub struct Mlp {
     act: Activation,
 }
 
-/// The products of gate and up.
+/// The matmuls of gate and up.
 enum First {
     /// Each `[inter, hidden]`.
     Gated(Linear, Linear),
@@ -39,7 +38,7 @@ enum First {
 }
 
 impl Mlp {
-    /// Loads the three products below `prefix`.
+    /// Loads the three matmuls below `prefix`.
     pub fn new(
         weights: &mut WeightLoader,
         prefix: &str,

@@ -5,7 +5,7 @@
 pub struct TokenScratch {
     /// The most activations that exist at the same time, in numbers of f32; the part's input and output included.
     pub floats: usize,
-    /// Width of the widest input of a product, which is copied and quantised.
+    /// Width of the widest input of a matmul, which is copied and quantised.
     pub input: usize,
 }
 

@@ -1,37 +1,54 @@
 //! The operations of a step on rows of activations, and their backends: a layer is written once over [`Ops`].
 
-mod chosen;
-mod convolved;
+mod activation;
+mod cca;
+mod convolution;
 mod cpu;
-mod drawn;
+mod delta_rule;
+mod hyper_connections;
 mod near;
+mod parts;
 mod recurrent;
+mod rotary;
+mod row_norms;
 mod rows;
-mod streams;
+mod sampled;
+mod scan;
+mod top_scores;
+mod topk_rows;
 
 use std::sync::OnceLock;
 
-pub use chosen::{BlockPooling, ChoiceOps, IndexBlocks, IndexChoice, SeenRows};
-pub use convolved::{ConvolvedHeadOps, HeadConvolution, HeadMix};
+pub use activation::{Activation, GateFunction};
+pub(crate) use activation::{sigmoid, silu};
+pub use cca::{CcaOps, HeadConvolution, HeadMix};
+pub(crate) use convolution::{convolve_rows, shift_window};
 pub use cpu::{CpuOps, CpuPages, HostBuffer, HostRows, gather_bytes};
-pub use drawn::{ChangedLogit, DrawOps, DrawnFrom, LogitChanges, TokenDraw};
+pub(crate) use delta_rule::DeltaTokens;
+pub use delta_rule::{ChannelDecay, DeltaHeads};
+pub use hyper_connections::{HyperConnectionOps, MATRIX_STREAMS, ManifoldWeights, ScaledSides, StreamGate, StreamMix};
 use larder_kernels::AttentionArgs;
-pub use near::Near;
+pub use near::{HandedChoice, ListLengths, Near};
+pub(crate) use parts::{StateParts, share};
 pub use recurrent::{
     ChannelScan, Convolution, Decay, Delta, GateOrder, NormGate, RecurrentOps, Scan, ScanHeads, StateSpan,
 };
+pub use rotary::{RopeTable, Rotary};
+pub(crate) use row_norms::{layer_norm_row, rms_row, scale, sum};
 pub use rows::{Few, Rows};
-pub use streams::{MATRIX_STREAMS, ManifoldWeights, ScaledSides, StreamGate, StreamMix, StreamOps};
+pub use sampled::{ChangedLogit, DrawOps, DrawnFrom, LogitChanges, TokenDraw};
+pub(crate) use scan::{ChannelTokens, ScanTokens};
+pub(crate) use top_scores::{SCORES, best_of_blocks, highest};
+pub use topk_rows::{BlockPooling, ChoiceOps, IndexBlocks, IndexChoice, SeenRows};
 
 use crate::device::{KvView, Place};
 use crate::error::Result;
-use crate::nn::{Activation, GateFunction};
-use crate::placed_matrix::PlacedMatrix;
+use crate::weights::PlacedMatrix;
 
 /// The most logits of a row that [`Ops::find_best`] returns.
 pub const BEST_FOUND: usize = 127;
 
-/// Queries, keys and values of new tokens as their products yield them, and what is done with each head before
+/// Queries, keys and values of new tokens as their matmuls yield them, and what is done with each head before
 /// attention.
 pub struct Heads<'a> {
     /// `[tokens, heads · key width]`, or the first values of each head if there is a rest.
@@ -44,7 +61,7 @@ pub struct Heads<'a> {
     pub values: Option<Rows>,
     /// The norm of queries and keys.
     pub norm: Option<HeadNorm>,
-    /// Queries and keys behind a norm over all heads, and values, are clamped to ± this.
+    /// Queries and keys after a norm over all heads, and values, are clamped to ± this.
     pub clip: Option<f32>,
     /// Each head of the values has an RMS norm without weights, with this added under the root; the same as in `norm`,
     /// if there is one.
@@ -53,7 +70,7 @@ pub struct Heads<'a> {
     pub value_factor: f32,
     /// The rotation of each head of queries and keys.
     pub rotation: Option<Rotation<'a>>,
-    /// `[tokens]`: factors on queries, behind the rotation; empty for none.
+    /// `[tokens]`: factors on queries, after the rotation; empty for none.
     pub scales: &'a [f32],
     /// The values of the bias that all tasks have, if they have one, as values that are [kept](Ops::keep).
     pub bias: Option<usize>,
@@ -72,7 +89,7 @@ pub struct HeadRest {
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorm {
     /// The weights for queries and for keys, as values that are [kept](Ops::keep); `None` where there is no norm, or
-    /// behind the rotation one without weights.
+    /// after the rotation one without weights.
     pub weights: [Option<usize>; 2],
     /// Added under the roots.
     pub eps: [f64; 2],
@@ -80,7 +97,7 @@ pub struct HeadNorm {
     pub whole: bool,
     /// The values of each head that it is over, from the first on, if it is not over all.
     pub width: Option<usize>,
-    /// Whether it is behind the rotation; then it is over each head.
+    /// Whether it is after the rotation; then it is over each head.
     pub after_rotation: bool,
 }
 
@@ -100,7 +117,7 @@ pub struct Rotation<'a> {
 /// Chains of operations on rows of activations that stay in a device's memory. Only [`download`](Self::download) waits;
 /// the others begin an operation, and operations run in the order of their calls. Each has the bits of its counterpart
 /// on the CPU.
-pub trait Ops: ChoiceOps + ConvolvedHeadOps + DrawOps + RecurrentOps + StreamOps + Send + Sync {
+pub trait Ops: ChoiceOps + CcaOps + DrawOps + RecurrentOps + HyperConnectionOps + Send + Sync {
     /// Copies values that do not change, such as the weight of a norm, to the device, and returns their id.
     fn keep(&self, values: &[f32]) -> Result<usize>;
 
@@ -149,7 +166,7 @@ pub trait Ops: ChoiceOps + ConvolvedHeadOps + DrawOps + RecurrentOps + StreamOps
     /// `out[t, r] = Σ_c weights[r, c] · x[t, c]` for each of `weights`.
     fn matmul(&self, x: Rows, weights: &[&PlacedMatrix]) -> Result<Few<Rows>>;
 
-    /// One product per head: `out[t, h · rows + r] = Σ_c weights[h][r, c] · x[t, h · step + c]`, where the step is the
+    /// One matmul per head: `out[t, h · rows + r] = Σ_c weights[h][r, c] · x[t, h · step + c]`, where the step is the
     /// width of `x` by the number of heads. The caller guarantees weights of one shape and number format, and a step of
     /// whole blocks unless that is a float.
     fn matmul_heads(&self, x: Rows, weights: &[PlacedMatrix]) -> Result<Rows>;
@@ -202,7 +219,7 @@ pub trait Ops: ChoiceOps + ConvolvedHeadOps + DrawOps + RecurrentOps + StreamOps
     /// differ; behind the row there is no value.
     fn take_out(&self, x: Rows, places: &[u32]) -> Result<Rows>;
 
-    /// Begins to copy rows back behind the operations so far: [`download`](Self::download) of the same rows waits for
+    /// Begins to copy rows back after the operations so far: [`download`](Self::download) of the same rows waits for
     /// these only, and the device goes on with what is begun in between.
     fn begin_download(&self, wanted: &[Rows]) -> Result<()> {
         let _ = wanted;

@@ -1,10 +1,23 @@
 //! Operations where the rows of a KV cache are, if those are not where the step is computed.
 
+use std::sync::Arc;
+
 use crate::compute::ComputeContext;
 use crate::device::Place;
 use crate::error::Result;
-use crate::nn::HandedChoice;
 use crate::ops::{Few, Ops, Rows};
+
+/// The lengths of the lists of a choice, which a backend keeps; `None` if each token attends to all rows that it sees.
+pub type ListLengths = Option<Arc<[usize]>>;
+
+/// The positions that an indexer chose for the tokens of a step.
+#[derive(Clone)]
+pub struct HandedChoice {
+    /// Where the lists are.
+    pub place: Place,
+    /// Their lengths.
+    pub lengths: ListLengths,
+}
 
 /// The backend that has a layer's rows of the KV cache, and the one that computes the step.
 #[derive(Clone, Copy)]

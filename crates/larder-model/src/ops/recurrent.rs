@@ -2,7 +2,7 @@
 
 use super::Rows;
 use crate::error::Result;
-use crate::nn::{ChannelDecay, DeltaHeads, GateFunction};
+use crate::ops::{ChannelDecay, DeltaHeads, GateFunction};
 
 /// Consecutive tokens of a sequence, and the state that takes them in.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -52,7 +52,7 @@ impl Convolution<'_> {
 pub struct Delta {
     /// Heads and widths.
     pub heads: DeltaHeads,
-    /// `[tokens, mixed]`: queries, keys and values of all heads, behind the convolution.
+    /// `[tokens, mixed]`: queries, keys and values of all heads, after the convolution.
     pub qkv: Rows,
     /// `[tokens, v_heads]`: the strength of a correction is the sigmoid of this.
     pub strengths: Rows,
@@ -65,7 +65,7 @@ pub struct Delta {
 pub struct Decay {
     /// `[tokens, v_heads]`, or `[tokens, v_heads · k_dim]` for a decay per channel of the keys.
     pub products: Rows,
-    /// As a row of the products; added to them.
+    /// As a row of what the matmul yields; added to it.
     pub bias: usize,
     /// `[v_heads]`
     pub rates: usize,
@@ -78,7 +78,7 @@ pub struct Decay {
 pub struct Scan {
     /// Heads and widths.
     pub heads: ScanHeads,
-    /// `[tokens, channels]`: `x`, `B` and `C`, behind the convolution.
+    /// `[tokens, channels]`: `x`, `B` and `C`, after the convolution.
     pub convolved: Rows,
     /// `[tokens, heads]`: what steps of time are made of.
     pub steps: Rows,
@@ -95,7 +95,7 @@ pub struct Scan {
 /// The state-space recurrence of Mamba 1. Its weights are values that are [kept](super::Ops::keep).
 #[derive(Clone, Copy, Debug)]
 pub struct ChannelScan {
-    /// `[tokens, channels]`, behind the convolution.
+    /// `[tokens, channels]`, after the convolution.
     pub x: Rows,
     /// `[tokens, channels]`: steps of time are the softplus of these.
     pub steps: Rows,

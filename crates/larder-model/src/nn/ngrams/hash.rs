@@ -80,15 +80,15 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_those_of_the_definition_in_any_pieces() {
+    fn rows_are_those_of_the_definition_in_any_chunks() {
         let text = [7, 5, 5, 1, 2, 9, 1, 2, 9, 5, 3, 3, 3, 3, 0, 5];
         let want: Vec<u32> = (0..text.len()).flat_map(|at| naive(&text, at)).collect();
-        for piece in [1, 2, 3, 7, 16] {
+        for chunk in [1, 2, 3, 7, 16] {
             let mut rows = vec![];
-            for start in (0..text.len()).step_by(piece) {
-                hash().rows(&text[..start], &text[start..text.len().min(start + piece)], &mut rows);
+            for start in (0..text.len()).step_by(chunk) {
+                hash().rows(&text[..start], &text[start..text.len().min(start + chunk)], &mut rows);
             }
-            assert_eq!(rows, want, "pieces of {piece}");
+            assert_eq!(rows, want, "chunks of {chunk}");
         }
         assert_eq!(want[4 * 5..4 * 6], want[4 * 8..4 * 9], "the same three tokens");
         assert_eq!(

@@ -8,24 +8,16 @@
 
 use larder_core::Rng;
 
-use super::activation::sigmoid;
-use super::row_norms::sum;
-use super::{
-    Activation, CausalConv, ForwardPass, LayerKv, LayerShape, Mixer, Norm, SpanPositions, StateLens, TokenScratch,
-};
-use crate::embedding::EmbeddingRows;
-use crate::embedding::RowTraffic;
+use super::{CausalConv, Mixer, Norm, TokenScratch};
 use crate::error::Result;
-use crate::matrix::Linear;
-use crate::ops::{Ops, Rows, StateSpan};
-use crate::step::LayerStates;
+use crate::kv::{LayerKv, LayerShape, StateLens};
+use crate::ops::{Activation, Ops, Rows, StateSpan};
+use crate::step::{ForwardPass, LayerStates, SpanPositions};
+use crate::weights::{EmbeddingRows, Linear, RowTraffic};
 
 mod hash;
 
 pub use hash::{NGramHash, primes};
-
-/// The least absolute value of a gate's root.
-const LEAST: f32 = 1e-6;
 
 /// Sizes of the features.
 #[derive(Clone, Copy)]
@@ -107,19 +99,6 @@ impl NGramFeatures {
     }
 }
 
-/// The gate of a stream.
-pub(crate) fn gate_of_key(key: &[f32], query: &[f32]) -> f32 {
-    let product = sum(key.iter().zip(query).map(|(k, q)| k * q)) / (key.len() as f32).sqrt();
-    let root = product.abs().max(LEAST).sqrt();
-    sigmoid(if product > 0.0 {
-        root
-    } else if product < 0.0 {
-        -root
-    } else {
-        0.0
-    })
-}
-
 /// The last tokens of a sequence, which its state has as numbers from 1 on; 0 stands for none.
 fn tokens_of(state: &[f32]) -> Vec<u32> {
     state.iter().filter_map(|number| (*number as u32).checked_sub(1)).collect()
@@ -195,12 +174,5 @@ mod tests {
         remember(&mut state, &[1, 2, 3, (1 << 24) - 1]);
         assert_eq!(tokens_of(&state), [2, 3, (1 << 24) - 1]);
         assert_eq!(tokens_of(&[-0.9, 0.7, 1.0]), [0], "values of a state that was made up");
-    }
-
-    #[test]
-    fn gates_have_the_sign_of_the_product_and_its_root() {
-        let of = |product: f32| gate_of_key(&[product, 0.0, 0.0, 0.0], &[2.0, 5.0, 0.0, 0.0]);
-        assert_eq!((of(0.0), of(4.0)), (0.5, sigmoid(2.0)));
-        assert_eq!((of(-4.0), of(1e-9)), (sigmoid(-2.0), sigmoid(1e-3)));
     }
 }

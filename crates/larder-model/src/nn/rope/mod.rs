@@ -6,9 +6,9 @@ use std::sync::OnceLock;
 
 use scaling::{SCALING_KEYS, Scaling, Yarn, log_scale};
 
-use super::{RopeTable, Rotary};
 use crate::config::{Config, config_error};
 use crate::error::Result;
+use crate::ops::{RopeTable, Rotary};
 
 mod scaling;
 

@@ -7,13 +7,11 @@ use larder_kernels::{AttentionArgs, AttentionTask, DistanceBias, attend, narrow,
 use smallvec::SmallVec;
 
 use super::pages::PageTable;
-use super::workspace::HostBuffer;
-use super::{CpuOps, State, TASK_ACTIVATIONS, TASK_VALUES};
-use crate::clocks::timed;
+use super::{State, TASK_ACTIVATIONS, TASK_VALUES};
+use crate::compute::timed;
 use crate::device::{KvPageShape, KvView};
 use crate::error::Result;
-use crate::nn::{Rotary, rms_row, scale};
-use crate::ops::{HeadNorm, HeadRest, Heads, Rotation, Rows};
+use crate::ops::{CpuOps, HeadNorm, HeadRest, Heads, HostBuffer, Rotary, Rotation, Rows, rms_row, scale};
 
 /// The attention of the tokens of one sequence.
 pub(super) type Task<'a> = AttentionArgs<'a, KvView>;

@@ -1,11 +1,10 @@
 //! Convolved queries and keys (compressed convolutional attention).
 
-use super::{CpuOps, TASK_ACTIVATIONS};
+use super::TASK_ACTIVATIONS;
 use crate::error::Result;
-use crate::nn::{MixedHeads, convolve_rows, shift_window};
-use crate::ops::{ConvolvedHeadOps, HeadConvolution, HeadMix, Rows, StateSpan};
+use crate::ops::{CcaOps, CpuOps, HeadConvolution, HeadMix, Rows, StateSpan, convolve_rows, shift_window, sum};
 
-impl ConvolvedHeadOps for CpuOps {
+impl CcaOps for CpuOps {
     fn convolve_heads(&self, convolution: &HeadConvolution, spans: &[StateSpan]) -> Result<[Rows; 2]> {
         let HeadConvolution { queries, keys, delayed, taps, bias, delayed_bias, head_dim, widths } = *convolution;
         let raw = crate::ops::ChoiceOps::beside(self, queries, keys)?;
@@ -73,4 +72,48 @@ impl ConvolvedHeadOps for CpuOps {
         });
         Ok([state.rows.push(q), state.rows.push(k)])
     }
+}
+
+/// How queries and keys are made of what was projected and convolved.
+struct MixedHeads<'a> {
+    /// Query heads.
+    heads: usize,
+    /// Key heads.
+    kv_heads: usize,
+    /// Width of a head.
+    head_dim: usize,
+    /// `[channels]`, added to what was convolved.
+    bias: &'a [f32],
+    /// `[kv_heads]`: factors on the lengths of keys.
+    factors: &'a [f32],
+}
+
+impl MixedHeads<'_> {
+    /// Queries and keys of a token, of what was projected, queries and keys, and of what was convolved, which still
+    /// lacks its bias.
+    fn of(&self, [queries, keys, mixed]: [&[f32]; 3], [q, k]: [&mut [f32]; 2]) {
+        let MixedHeads { heads, kv_heads, head_dim, bias, factors } = *self;
+        let group = heads / kv_heads;
+        let biased = mixed.iter().zip(bias).map(|(value, bias)| value + bias);
+        q.iter_mut().chain(&mut *k).zip(biased).for_each(|(out, value)| *out = value);
+        for at in 0..kv_heads * head_dim {
+            let (head, channel) = (at / head_dim, at % head_dim);
+            let mut total = 0.0;
+            for query in (head * group..(head + 1) * group).map(|head| head * head_dim + channel) {
+                let mean = (queries[query] + keys[at]) * 0.5;
+                q[query] += mean;
+                total += mean;
+            }
+            k[at] += total / group as f32;
+        }
+        q.chunks_exact_mut(head_dim).for_each(|head| normalise(head, 1.0));
+        k.chunks_exact_mut(head_dim).zip(factors).for_each(|(head, by)| normalise(head, *by));
+    }
+}
+
+/// Brings a head to the length that is the root of its width, times `factor`.
+fn normalise(head: &mut [f32], factor: f32) {
+    let length = sum(head.iter().map(|value| value * value)).sqrt();
+    let scale = (head.len() as f32).sqrt() / length.max(f32::EPSILON);
+    head.iter_mut().for_each(|value| *value = *value * scale * factor);
 }

@@ -10,7 +10,7 @@ use larder_kernels::{AttentionArgs, AttentionTask, KvPages, KvTensor, ThreadPool
 
 use super::pages::ViewPages;
 use crate::device::KvPageShape;
-use crate::nn::share;
+use crate::ops::share;
 
 /// Bytes of the copies for the queries that are computed together; those of one query may be more.
 const BUFFER_BYTES: usize = 16 << 20;

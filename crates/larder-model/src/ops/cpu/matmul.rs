@@ -1,17 +1,16 @@
-//! Products with weights in main memory.
+//! Matmuls with weights in main memory.
 
 use larder_kernels::{Product, products};
 
-use super::workspace::HostBuffer;
-use super::{CpuOps, State, TASK_VALUES};
-use crate::clocks::timed;
+use super::{State, TASK_VALUES};
+use crate::compute::timed;
 use crate::device::DeviceProduct;
 use crate::error::Result;
-use crate::ops::{Few, Rows};
-use crate::placed_matrix::PlacedMatrix;
+use crate::ops::{CpuOps, Few, HostBuffer, Rows};
+use crate::weights::PlacedMatrix;
 
 impl CpuOps {
-    /// Products of one `x`, in one batch.
+    /// Matmuls of one `x`, in one batch.
     pub(super) fn matmul(&self, x: Rows, weights: &[&PlacedMatrix]) -> Result<Few<Rows>> {
         let mut state = self.lock();
         let mut outs: Few<_> = weights.iter().map(|weights| state.rows.take(x.rows, weights.rows())).collect();
@@ -39,7 +38,7 @@ impl CpuOps {
         Ok(outs.into_iter().map(|out| rows.push(out)).collect())
     }
 
-    /// One product per head, of the first values that each head has in `x`.
+    /// One matmul per head, of the first values that each head has in `x`.
     pub(super) fn matmul_heads(&self, x: Rows, heads: &[PlacedMatrix]) -> Result<Rows> {
         let mut state = self.lock();
         let (count, step) = (heads.len(), x.width / heads.len());

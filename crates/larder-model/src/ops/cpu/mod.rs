@@ -4,11 +4,11 @@
 mod attention;
 mod cca;
 mod gather;
+mod hyper_connections;
 mod matmul;
 mod pages;
 mod recurrent;
 mod sampling;
-mod streams;
 #[cfg(test)]
 mod tests;
 mod topk;
@@ -19,13 +19,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::{InputBuffer, ThreadPool, tanh};
 
-use crate::clocks::{ComputeClocks, RowValues};
+use crate::compute::{ComputeClocks, RowValues};
 use crate::device::Place;
-use crate::double::{AttentionDouble, ProductsDouble};
 use crate::error::{ModelError, Result};
-use crate::nn::{Activation, GateFunction, layer_norm_row, rms_row};
-use crate::ops::{Few, GateOrder, NormGate, Ops, Rows};
-use crate::placed_matrix::PlacedMatrix;
+use crate::fake::{FakeAttention, FakeProducts};
+use crate::ops::{Activation, Few, GateFunction, GateOrder, NormGate, Ops, Rows, layer_norm_row, rms_row};
+use crate::weights::PlacedMatrix;
 pub use gather::gather_bytes;
 pub use pages::CpuPages;
 use sampling::Sampling;
@@ -40,19 +39,19 @@ const TASK_ACTIVATIONS: usize = 4 * 1024;
 /// The CPU as a backend of a model's operations.
 pub struct CpuOps {
     pool: Arc<ThreadPool>,
-    /// Whether activations are not rounded in products with quantised weights.
+    /// Whether activations are not rounded in matmuls with quantised weights.
     exact: bool,
     clocks: Arc<ComputeClocks>,
     pages: Arc<CpuPages>,
-    /// What makes it the double of a device, in tests.
+    /// What makes it the fake of a device, in tests.
     fake: Option<Fake>,
     state: Mutex<State>,
 }
 
-/// What makes the CPU the double of a device.
+/// What makes the CPU the fake of a device.
 struct Fake {
-    products: Arc<ProductsDouble>,
-    attention: Arc<AttentionDouble>,
+    products: Arc<FakeProducts>,
+    attention: Arc<FakeAttention>,
     /// Every n-th draw is of another token; 0 for none.
     wrong_draws: u64,
     /// The first error since the host waited.
@@ -65,7 +64,7 @@ struct State {
     /// Values that do not change, by id.
     kept: Vec<Vec<f32>>,
     rows: Workspace,
-    /// The quantised inputs of products.
+    /// The quantised inputs of matmuls.
     inputs: InputBuffer,
     /// The last choice of rows.
     choice: Vec<Vec<u32>>,
@@ -88,14 +87,14 @@ impl CpuOps {
         CpuOps { pool, exact, clocks, pages, fake: None, state: Mutex::default() }
     }
 
-    /// The double of a device with these weights and pages.
-    pub fn fake(products: Arc<ProductsDouble>, attention: Arc<AttentionDouble>) -> Self {
+    /// The fake of a device with these weights and pages.
+    pub fn fake(products: Arc<FakeProducts>, attention: Arc<FakeAttention>) -> Self {
         let pages = attention.pages().clone();
         let fake = Fake { products, attention, wrong_draws: 0, failed: Mutex::default() };
         CpuOps { fake: Some(fake), ..CpuOps::new(ThreadPool::single_threaded().into(), false, Arc::default(), pages) }
     }
 
-    /// Every n-th draw of the double is of another token.
+    /// Every n-th draw of the fake is of another token.
     pub fn drawing_wrong(mut self, every: u64) -> Self {
         self.fake.iter_mut().for_each(|fake| fake.wrong_draws = every);
         self

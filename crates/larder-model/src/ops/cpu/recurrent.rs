@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
-use super::{CpuOps, TASK_ACTIVATIONS};
+use super::TASK_ACTIVATIONS;
 use crate::error::Result;
-use crate::nn::{Activation, ChannelTokens, DeltaTokens, GateFunction, ScanTokens, convolve_rows, shift_window};
-use crate::ops::{ChannelScan, Convolution, Delta, RecurrentOps, Rows, Scan, StateSpan};
+use crate::ops::{
+    Activation, ChannelScan, ChannelTokens, Convolution, CpuOps, Delta, DeltaTokens, GateFunction, RecurrentOps, Rows,
+    Scan, ScanTokens, StateSpan, convolve_rows, shift_window,
+};
 
 impl CpuOps {
     /// Takes in the tokens of spans: `step` gets the number of values before the recurrence, the state, and consecutive

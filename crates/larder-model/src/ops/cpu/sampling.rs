@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use super::{CpuOps, State};
+use super::State;
 use crate::error::{ModelError, Result};
-use crate::ops::{BEST_FOUND, ChangedLogit, DrawOps, DrawnFrom, LogitChanges, Rows, TokenDraw};
+use crate::ops::{BEST_FOUND, ChangedLogit, CpuOps, DrawOps, DrawnFrom, LogitChanges, Rows, TokenDraw};
 
 /// The most copies in flight.
 const COPIES: usize = 4;

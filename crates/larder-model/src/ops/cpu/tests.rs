@@ -4,8 +4,7 @@ use candle_core::{D, Device, Result, Tensor};
 use larder_core::Rng;
 
 use crate::compute::ComputeContext;
-use crate::nn::{Activation, GateFunction};
-use crate::ops::{Ops, Rotation, Rows};
+use crate::ops::{Activation, GateFunction, Ops, Rotation, Rows};
 
 /// The operations of one shape: their input, and what candle computes with.
 struct Case<'a> {

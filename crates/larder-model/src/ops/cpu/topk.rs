@@ -2,16 +2,18 @@
 
 use std::ops::Range;
 
-use larder_kernels::{IndexArgs, index_scores, widen};
+use larder_kernels::{IndexArgs, exp, index_scores, widen};
 
 use super::attention::Task;
 use super::gather::{ChosenAttention, ChosenQuery, ChosenRows};
-use super::{CpuOps, State, TASK_ACTIVATIONS, TASK_VALUES, part, rows_of};
-use crate::clocks::timed;
+use super::{State, TASK_ACTIVATIONS, TASK_VALUES, part, rows_of};
+use crate::compute::timed;
 use crate::device::KvView;
 use crate::error::Result;
-use crate::nn::{Rotary, SCORES, best_of_blocks, highest, rms_row, weighted_mean};
-use crate::ops::{BlockPooling, ChoiceOps, Heads, IndexBlocks, IndexChoice, Rotation, Rows, SeenRows};
+use crate::ops::{
+    BlockPooling, ChoiceOps, CpuOps, Heads, IndexBlocks, IndexChoice, Rotary, Rotation, Rows, SCORES, SeenRows,
+    best_of_blocks, highest, rms_row,
+};
 
 impl CpuOps {
     /// The lists of some tokens with a choice, by their scores.
@@ -275,4 +277,12 @@ impl ChoiceOps for CpuOps {
     fn receive_choice(&self, _: &[usize]) -> Result<Vec<Vec<u32>>> {
         Ok(self.lock().choice.clone())
     }
+}
+
+/// The sum of values, each weighted by the softmax of the logits.
+fn weighted_mean(pooled: &mut [(f32, f32)]) -> f32 {
+    let most = pooled.iter().map(|(_, logit)| *logit).fold(f32::NEG_INFINITY, f32::max);
+    pooled.iter_mut().for_each(|(_, logit)| *logit = exp(*logit - most));
+    let sum: f32 = pooled.iter().map(|(_, weight)| weight).sum();
+    pooled.iter().map(|(value, weight)| value * (weight / sum)).sum()
 }
