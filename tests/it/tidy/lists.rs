@@ -134,7 +134,6 @@ pub const CIRCLES: &[&[&str]] = &[
         "crates/larder-engine/src/step.rs",
         "crates/larder-engine/src/writer.rs",
     ],
-    &["crates/larder-kernels/src/simd/integers.rs", "crates/larder-kernels/src/simd/tile.rs"],
     &[
         "crates/larder-model/src/arch/deepseek_v2.rs",
         "crates/larder-model/src/arch/deepseek_v3.rs",
