@@ -226,7 +226,6 @@ pub const CIRCLES: &[&[&str]] = &[
         "crates/larder-store/src/source/gguf/stored.rs",
         "crates/larder-store/src/source/gguf/typed_layers.rs",
     ],
-    &["crates/larder-text/src/tokens/detokenizer.rs", "crates/larder-text/src/tokens/tokenizer.rs"],
     &[
         "crates/larder/src/cli/engine.rs",
         "crates/larder/src/cli/eval.rs",
