@@ -142,7 +142,6 @@ pub const CIRCLES: &[&[&str]] = &[
     &["crates/larder-model/src/decoder.rs", "crates/larder-model/src/logits.rs"],
     &["crates/larder-model/src/layer.rs", "crates/larder-model/src/nn/moe.rs", "crates/larder-model/src/stack.rs"],
     &["crates/larder-model/src/nn/mlp_router.rs", "crates/larder-model/src/nn/router.rs"],
-    &["crates/larder-policy/src/routing/closed_loop.rs", "crates/larder-policy/src/routing/prior.rs"],
     &[
         "crates/larder-runtime/src/draft.rs",
         "crates/larder-runtime/src/inputs.rs",

@@ -2,10 +2,10 @@
 
 use larder_core::{Gate, MoeRow};
 
+use super::bonus::Prior;
 use super::budget::Account;
-use super::prior::Prior;
-use super::quality::cost;
-use super::{Ranking, RouterInput, RouterReport, Selector};
+use crate::routing::quality::cost;
+use crate::routing::{Ranking, RouterInput, RouterReport, Selector};
 
 /// A prior whose λ follows, for each row, from a budget of routing quality.
 pub(super) struct ClosedLoop {

@@ -1,66 +1,13 @@
-//! The strategy `prior`: a bonus for resident experts.
+//! The bonus for resident experts, and the spread of a layer's values that it is a share of.
 
 use larder_core::{Gate, MoeRow, Score};
 
-use super::budget::Account;
-use super::closed_loop::ClosedLoop;
-use super::{KEEP, Keep, PHASE, Ranking, RouterInput, RouterReport, Selector, Strategy, StrategyInputs};
 use crate::PolicyError;
-use crate::spec::{Domain, Knob, SpecOptions};
+use crate::routing::{Keep, Ranking, RouterInput, StrategyInputs};
+use crate::spec::SpecOptions;
 
-pub(super) const STRATEGY: Strategy = Strategy {
-    name: "prior",
-    about: "a bonus of λ·Δ for residents, with a fixed λ or one that keeps to a budget of quality",
-    knobs: &[
-        Knob {
-            name: "lambda",
-            about: "the bonus as a share of Δ, the scale of the layer's values",
-            domain: Domain::Number(0.0..=f64::MAX),
-            default: None,
-        },
-        Knob {
-            name: "budget",
-            about: "mean cost allowed per choice, in the unit of 'measure'; λ follows from it",
-            domain: Domain::Number(1e-6..=f64::MAX),
-            default: None,
-        },
-        Knob {
-            name: "measure",
-            about: "the unit of the budget: KL to the model's own choice in nats, or the share of probability lost",
-            domain: Domain::Word(&["kl", "mass"]),
-            default: None,
-        },
-        Knob {
-            name: "delta",
-            about: "the spread of a layer's values: the running mean, of this token, or as calibrated",
-            domain: Domain::Word(&["running", "token", "calibrated"]),
-            default: Some("running"),
-        },
-        KEEP,
-        PHASE,
-    ],
-    make,
-};
-
-fn make(options: &SpecOptions, inputs: &StrategyInputs) -> Result<Box<dyn Selector>, PolicyError> {
-    let prior = Prior::new(options, inputs)?;
-    match (options.number("lambda"), options.number("budget")) {
-        (Some(_), None) if options.text("measure").is_some() => {
-            Err(options.wrong("measure goes with budget, not with lambda".to_owned()))
-        }
-        (Some(lambda), None) => Ok(Box::new(FixedLambda { lambda, prior })),
-        (None, Some(budget)) => {
-            let mass = options.text("measure") == Some("mass");
-            let accounts = (0..inputs.rows).map(|_| Account::new(budget)).collect();
-            Ok(Box::new(ClosedLoop::new(prior, accounts, mass)))
-        }
-        (None, None) => Err(options.wrong("either lambda or budget is required".to_owned())),
-        (Some(_), Some(_)) => Err(options.wrong("lambda and budget exclude each other".to_owned())),
-    }
-}
-
-/// Equations 9 and 10 of "Mixture of Cache-Conditional Experts".
-pub(super) struct Prior {
+/// A bonus for resident experts, by equations 9 and 10 of "Mixture of Cache-Conditional Experts".
+pub struct Prior {
     delta: DeltaSource,
     keep: Keep,
     /// For each row, the number of tokens and the mean of their Δ.
@@ -76,7 +23,7 @@ enum DeltaSource {
 }
 
 impl Prior {
-    fn new(options: &SpecOptions, inputs: &StrategyInputs) -> Result<Self, PolicyError> {
+    pub fn new(options: &SpecOptions, inputs: &StrategyInputs) -> Result<Self, PolicyError> {
         let unsuitable = |problem: String| PolicyError::Unsuitable { name: "prior", problem };
         let delta = match options.text("delta") {
             Some("token") => DeltaSource::Token,
@@ -167,29 +114,4 @@ fn spread(gate: &Gate, ranking: &Ranking) -> f64 {
     let finite = keys.filter(|k| k.is_finite());
     let (least, most) = finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), k| (a.min(k), b.max(k)));
     (most - least).max(0.0)
-}
-
-/// A prior with one λ for all choices.
-struct FixedLambda {
-    lambda: f64,
-    prior: Prior,
-}
-
-impl Selector for FixedLambda {
-    fn gate_error(&self, gate: &Gate) -> Option<String> {
-        self.prior.gate_error(gate)
-    }
-
-    fn observe(&mut self, row: MoeRow, gate: &Gate, ranking: &Ranking) {
-        self.prior.observe(row, gate, ranking);
-    }
-
-    fn select(&mut self, input: &RouterInput, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
-        self.prior.select(input, self.lambda, ranking, present);
-    }
-
-    fn report(&self) -> RouterReport {
-        let delta = self.prior.deltas();
-        RouterReport { lambda: vec![self.lambda; delta.len()], delta, predicted_loss: None }
-    }
 }
