@@ -114,13 +114,6 @@ pub const MOST_LINES: usize = 500;
 
 /// Circles of files, each with its files in order. The list may only shrink.
 pub const CIRCLES: &[&[&str]] = &[
-    &[
-        "crates/larder-cache/src/one_tier/cache/capacity.rs",
-        "crates/larder-cache/src/one_tier/cache/hot.rs",
-        "crates/larder-cache/src/one_tier/cache/layer_visit.rs",
-        "crates/larder-cache/src/one_tier/cache/mod.rs",
-    ],
-    &["crates/larder-cache/src/traffic.rs", "crates/larder-cache/src/two_tiers/counts.rs"],
     &["crates/larder-edge/src/placement/problem.rs", "crates/larder-edge/src/placement/remote_requests.rs"],
     &[
         "crates/larder-engine/src/decode.rs",
