@@ -1,16 +1,11 @@
 //! The grammar of an answer: a format that was requested, tool calls, or either, with reasoning before them.
 
-use std::sync::Arc;
-
 use larder_text::{AllowedCalls, AnswerRules, Grammar, GrammarCompiler, GrammarError, TextFormat};
-use tokio::sync::OwnedSemaphorePermit;
 
-use crate::error::ApiError;
+use crate::error::{ApiError, Result};
 use crate::model::ServedModel;
 use crate::request::{ChatRequest, RequestedFormat, ToolChoice};
-use crate::server::ServerState;
-
-type Result<T> = std::result::Result<T, ApiError>;
+use crate::state::ServerState;
 
 /// The grammar of an answer, not yet compiled.
 pub struct AnswerGrammar {
@@ -22,15 +17,6 @@ pub struct AnswerGrammar {
     format: Option<TextFormat>,
     /// Whether the answer may do without it, as calls do that were not asked for.
     is_optional: bool,
-}
-
-/// A compiled grammar, which keeps its place in memory.
-#[derive(Clone)]
-pub struct CompiledGrammar {
-    /// The grammar, at its beginning.
-    pub grammar: Grammar,
-    /// Its place.
-    pub room: Arc<OwnedSemaphorePermit>,
 }
 
 impl From<RequestedFormat> for AnswerGrammar {

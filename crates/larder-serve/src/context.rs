@@ -4,12 +4,10 @@
 use larder_text::{ContextFull, DialogueTurns, answer_room, kept_tokens};
 use serde_json::{Value, json};
 
-use crate::error::ApiError;
+use crate::error::Result;
 use crate::model::ServedModel;
 use crate::prompt::{ChatPrompt, TOO_LONG};
 use crate::request::{ChatRequest, GenerationParams, Prompt};
-
-type Result<T> = std::result::Result<T, ApiError>;
 
 /// A request's use of its context.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -6,18 +6,17 @@ use std::time::{Duration, Instant};
 use larder_engine::{AheadCounts, LossMeter, Speculation, StepPart, step};
 use larder_model::{Decoder, ExpertPath, Logits, ModelError};
 
-use crate::active::ActiveRequest;
 use crate::active::stalled::{StalledRequest, StalledRequests};
-use crate::embedding::StepTap;
+use crate::active::{ActiveRequest, StepTap};
 use crate::engine::Engine;
 use crate::error::ApiError;
 use crate::job::{GenerationEvent, GenerationJob};
 use crate::live::{RateMeter, StepWork};
 use crate::queue::{EngineCommand, NextTask};
 use crate::schedule::{KvMemory, MadeRoom, PromptPace, shares};
-use crate::server::ServerState;
 use crate::sessions::Sessions;
 use crate::slots::ServerSlots;
+use crate::state::ServerState;
 use crate::turn::Turn;
 
 /// Longest wait for a new request while none is active.

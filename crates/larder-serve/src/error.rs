@@ -4,6 +4,9 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+/// What a handler or a parser of requests returns.
+pub type Result<T> = std::result::Result<T, ApiError>;
+
 /// An error response in OpenAI's format.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("{message}")]

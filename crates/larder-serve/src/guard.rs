@@ -13,8 +13,8 @@ use tracing::Instrument;
 
 use crate::error::{ApiError, excerpt};
 use crate::error_form::ErrorForm;
-use crate::http::{Access, Route};
-use crate::server::Shared;
+use crate::http::{Access, matched};
+use crate::state::Shared;
 
 /// Longest id that a client may give its request.
 const ID_BYTES_MAX: usize = 128;
@@ -25,7 +25,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> Response {
     let since = Instant::now();
     // Its pattern is a bounded set for metrics, whatever paths clients request.
-    let (access, route) = Route::matched(&request).map_or((Access::Key, "other"), |(route, path)| (route.access, path));
+    let (access, route) = matched(&request).map_or((Access::Key, "other"), |(route, path)| (route.access, path));
     let (method, id) = (request.method().clone(), request_id(request.headers()));
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default());
     let form = ErrorForm::of_path(request.uri().path());

@@ -1,13 +1,14 @@
 //! What the HTTP handlers and the decode thread exchange: jobs one way, events the other.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_engine::{FinishReason, Sampler};
-use larder_text::StopMatcher;
+use larder_text::{Grammar, StopMatcher};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
 
-use crate::answer_grammar::CompiledGrammar;
 use crate::context::{ContextPlan, ContextUse};
 use crate::error::ApiError;
 
@@ -48,6 +49,15 @@ pub struct GenerationJob {
     pub deadline: Instant,
     /// Where its events go. Closed once the client has disconnected.
     pub events: Sender<GenerationEvent>,
+}
+
+/// A compiled grammar, which keeps its place in memory.
+#[derive(Clone)]
+pub struct CompiledGrammar {
+    /// The grammar, at its beginning.
+    pub grammar: Grammar,
+    /// Its place.
+    pub room: Arc<OwnedSemaphorePermit>,
 }
 
 /// What the HTTP handler of a request receives. The last one is `Done` or `Failed`.

@@ -29,7 +29,6 @@ mod answer_grammar;
 mod connection;
 mod context;
 mod decode;
-mod embedding;
 mod engine;
 mod error;
 mod error_form;
@@ -43,6 +42,7 @@ mod logprobs;
 mod metrics;
 mod model;
 mod notes;
+mod options;
 mod page;
 mod pool;
 mod prefix_cache;
@@ -54,6 +54,7 @@ mod schedule;
 mod server;
 mod sessions;
 mod slots;
+mod state;
 #[cfg(feature = "tls")]
 mod tls;
 mod turn;
@@ -63,8 +64,9 @@ pub use engine::{Engine, EngineStatus, ExpectedLoss, LayerVisit, RoutingChange, 
 pub use error::ApiError;
 pub use listener::ServerListener;
 pub use model::{FilesCheck, ModelFacts, ServedModel};
+pub use options::{ApiKey, ServerOptions, TOKENIZER_THREADS};
 pub use pool::{ModelLoader, ModelSource, OnDemandModels, PlannedModel};
-pub use server::{ApiKey, ServerOptions, TOKENIZER_THREADS, serve};
+pub use server::serve;
 pub use sessions::SessionDisk;
 #[cfg(feature = "tls")]
 pub use tls::{TlsError, TlsIdentity};

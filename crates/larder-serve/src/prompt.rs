@@ -3,14 +3,12 @@
 use larder_text::{ChatInput, ChatTemplate, FillInTokens, TemplateError};
 use serde_json::Value;
 
-use crate::error::{ApiError, excerpt};
+use crate::error::{ApiError, Result, excerpt};
 use crate::model::ServedModel;
 use crate::request::{ChatRequest, Prompt};
 
 /// Code of the error for a prompt that the context does not hold.
 pub const TOO_LONG: &str = "context_length_exceeded";
-
-type Result<T> = std::result::Result<T, ApiError>;
 
 /// A chat as a prompt: tokens, and stop strings beside those of the request.
 #[derive(Debug)]

@@ -12,20 +12,20 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
 
-use crate::answer_grammar::CompiledGrammar;
 use crate::context::{ContextPlan, ContextUse};
-use crate::embedding::StepTap;
 use crate::error::ApiError;
-use crate::job::{GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta};
+use crate::job::{CompiledGrammar, GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta};
 use crate::logprobs::{PromptEcho, sampled_token};
 use crate::model::ServedModel;
 use crate::slots::BusySlot;
 use crate::turn::{NewToken, Turn};
 
-pub use client::ClientWatch;
+use client::ClientWatch;
+pub use tap::StepTap;
 
 mod client;
 pub mod stalled;
+mod tap;
 
 /// Events that a turn may send: an echoed prompt, text, and the end. One more place is kept for the last event.
 const EVENTS_PER_TURN: usize = 4;
@@ -175,6 +175,16 @@ impl<'m> ActiveRequest<'m> {
     /// Tokens that are not computed yet.
     pub fn pending(&self) -> usize {
         self.sequence.pending()
+    }
+
+    /// Tells whether the answer is still wanted, while the request itself takes part in a step.
+    pub fn watch(&self) -> ClientWatch {
+        ClientWatch::new(self.events.clone(), self.deadline)
+    }
+
+    /// Whether the client has taken so much of what was sent that a turn may send more.
+    pub fn can_send(&self) -> bool {
+        self.events.capacity() >= EVENTS_PER_TURN
     }
 
     /// Whether the request has failed, its time has run out, or its client has disconnected.

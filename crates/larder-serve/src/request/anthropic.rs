@@ -7,15 +7,14 @@ use super::context::CONTEXT_FULL;
 use super::dialogue::Dialogue;
 use super::fields::Fields;
 use super::format::SCHEMA;
+use super::neutral::Neutral;
 use super::parts::{self, Author, CONTENT, PART_FIELDS};
 use super::settings::{self, EFFORT, MODEL, REPETITION_PENALTY, SAMPLING, STOPS, STREAM, TEMPLATE_KWARGS};
 use super::table::{Field, Kind, Object, field};
 use super::tools::OfferedTools;
-use super::unsupported::{IGNORED, METADATA, Neutral, UNSUPPORTED, refused, unread};
+use super::unsupported::{IGNORED, METADATA, UNSUPPORTED, refused, unread};
 use super::{ChatRequest, GenerationParams, RequestedFormat};
-use crate::error::ApiError;
-
-type Result<T> = std::result::Result<T, ApiError>;
+use crate::error::{ApiError, Result};
 
 /// The fields of `/v1/messages`.
 pub static ANTHROPIC: Object = Object {

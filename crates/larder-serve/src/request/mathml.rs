@@ -1,9 +1,9 @@
 //! The body of `/mathml`.
 
 use super::fields::Fields;
+use super::json;
 use super::table::{Kind, Object, field};
-use super::{Result, json};
-use crate::error::ApiError;
+use crate::error::{ApiError, Result};
 use crate::formula::Formula;
 
 /// Formulas of a request.

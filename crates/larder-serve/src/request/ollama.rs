@@ -8,15 +8,14 @@ use serde_json::{Map, Value};
 use super::context::CONTEXT_FULL;
 use super::dialogue::Dialogue;
 use super::fields::Fields;
+use super::neutral::Neutral;
 use super::parts::{self, Author, CONTENT};
 use super::settings::{self, EFFORT, LIMIT, MODEL, REPEAT_PENALTY, SAMPLING, STOPS, TEMPLATE_KWARGS, stop_strings};
 use super::table::{Field, Kind, Object, field};
 use super::tools::{OfferedTools, TOOLS};
-use super::unsupported::{Neutral, UNSUPPORTED, refused, unread};
+use super::unsupported::{UNSUPPORTED, refused, unread};
 use super::{ChatRequest, CompletionRequest, GenerationParams, Prompt, RequestedFormat};
-use crate::error::ApiError;
-
-type Result<T> = std::result::Result<T, ApiError>;
+use crate::error::{ApiError, Result};
 
 static OPTIONS: Object = Object {
     name: "OllamaOptions",

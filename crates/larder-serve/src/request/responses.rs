@@ -7,15 +7,14 @@ use super::context::{CONTEXT_FULL, TRUNCATION};
 use super::dialogue::Dialogue;
 use super::fields::Fields;
 use super::format::{FORMAT_TYPES, SCHEMA};
+use super::neutral::Neutral;
 use super::parts::{self, Author, CONTENT};
 use super::settings::{self, EFFORT, MODEL, REPETITION_PENALTY, SAMPLING, STREAM, TEMPLATE_KWARGS};
 use super::table::{Kind, Object, field};
 use super::tools::{CHOICES, Namespaces, OfferedTools, PARALLEL, flat_name};
-use super::unsupported::{IGNORED, Neutral, UNSUPPORTED, refused, unread};
+use super::unsupported::{IGNORED, UNSUPPORTED, refused, unread};
 use super::{ChatRequest, GenerationParams, RequestedFormat};
-use crate::error::{ApiError, excerpt};
-
-type Result<T> = std::result::Result<T, ApiError>;
+use crate::error::{ApiError, Result, excerpt};
 
 const NO_RESPONSES: &str = "this server keeps no responses; give the whole conversation as 'input'";
 

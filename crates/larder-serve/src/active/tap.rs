@@ -1,11 +1,11 @@
-//! Embeddings: the mean of the hidden states of a prompt's tokens.
+//! What observes a step: it ends a step that no client wants, and sums hidden states for embeddings.
 
 use std::ops::Range;
 
 use larder_engine::HiddenSum;
 use larder_model::Tap;
 
-use crate::active::ClientWatch;
+use super::client::ClientWatch;
 
 /// Observes a step: ends it at the next layer once no request of it is wanted any more, and sums hidden states.
 pub struct StepTap {
