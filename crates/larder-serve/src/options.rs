@@ -5,8 +5,8 @@ use std::time::Duration;
 use larder_text::{ContextFull, grammar_bytes};
 use tokio::sync::Semaphore;
 
-use crate::connection::BUFFER_BYTES;
-use crate::sessions::{SessionDisk, index_bytes};
+use crate::net::connection::BUFFER_BYTES;
+use crate::sequences::sessions::{SessionDisk, index_bytes};
 use crate::upstream::UpstreamOptions;
 
 /// Threads that parse and tokenise requests.

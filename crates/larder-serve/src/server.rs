@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use axum::middleware;
 
-use crate::guard::guard;
-use crate::listener::ServerListener;
+use crate::http::guard::guard;
+use crate::net::listener::ServerListener;
 use crate::options::{GRAMMAR_THREADS, ServerOptions, TOKENIZER_THREADS};
 use crate::pool::{ModelPool, ModelSource};
 use crate::state::SharedState;
-use crate::{connection, http};
+use crate::{http, net::connection};
 
 /// Threads for HTTP; nearly all work is on the decode thread.
 const HTTP_THREADS: usize = 2;

@@ -6,12 +6,12 @@ use std::sync::{Arc, OnceLock};
 use larder_text::{GrammarCompiler, GrammarError};
 use tokio::sync::Semaphore;
 
-use crate::live::LiveEvents;
-use crate::metrics::{Metrics, ResponseCounts};
 use crate::model::ServedModel;
-use crate::notes::Notes;
 use crate::options::{GRAMMAR_THREADS, ServerOptions, TOKENIZER_THREADS};
 use crate::queue::RequestQueue;
+use crate::telemetry::live::LiveEvents;
+use crate::telemetry::metrics::{Metrics, ResponseCounts};
+use crate::telemetry::notes::Notes;
 
 /// State of the whole server.
 pub struct SharedState {

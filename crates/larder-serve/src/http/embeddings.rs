@@ -15,9 +15,9 @@ use tokio::task::JoinSet;
 use super::models::check_model;
 use super::work::run_blocking;
 use super::{body, ollama};
-use crate::context::ContextPlan;
 use crate::error::{ApiError, Json, Result};
-use crate::job::{CHANNEL, GenerationEvent, GenerationJob};
+use crate::prompt::context::ContextPlan;
+use crate::queue::job::{CHANNEL, GenerationEvent, GenerationJob};
 use crate::request::{EmbeddingRequest, EmbeddingStyle};
 use crate::state::App;
 

@@ -13,14 +13,14 @@ use larder_text::{OutputParser, StopMatcher, ToolSchema};
 use tokio::sync::mpsc;
 use tokio::time::timeout_at;
 
+use super::answer_grammar::AnswerGrammar;
 use super::events::event_stream;
 use super::models::check_model;
 use super::work::run_permitted;
-use crate::answer_grammar::AnswerGrammar;
-use crate::context::ContextPlan;
 use crate::error::{ApiError, Result};
-use crate::job::{CHANNEL, CompiledGrammar, GenerationJob};
 use crate::prompt::ChatPrompt;
+use crate::prompt::context::ContextPlan;
+use crate::queue::job::{CHANNEL, CompiledGrammar, GenerationJob};
 use crate::reply::{Framing, PendingAnswer, ResponseFormat, ResponseStream, complete_response};
 use crate::request::{ChatRequest, CompletionRequest, GenerationParams};
 use crate::state::App;

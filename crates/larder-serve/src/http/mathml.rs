@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::body;
 use super::work::run_permitted;
 use crate::error::{Json, Result};
-use crate::formula;
+use crate::page::formula;
 use crate::request::MathmlRequest;
 use crate::state::Shared;
 

@@ -6,11 +6,11 @@ use axum::Router;
 
 use crate::pool::ModelPool;
 use crate::state::Shared;
-pub use route::Access;
 #[cfg(test)]
 pub use routes::ROUTES;
-pub use routes::{matched, of_model};
+pub use routes::of_model;
 
+mod answer_grammar;
 mod anthropic;
 mod body;
 mod dispatch;
@@ -18,6 +18,7 @@ mod embeddings;
 mod events;
 mod front;
 mod generate;
+pub mod guard;
 mod llama;
 mod mathml;
 mod models;

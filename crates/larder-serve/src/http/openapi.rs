@@ -5,8 +5,8 @@ use serde_json::{Map, Value, json};
 
 use super::route::{Access, Answer, Route};
 use super::routes::ROUTES;
+use crate::error::form::ErrorForm;
 use crate::error::{ApiError, Json};
-use crate::error_form::ErrorForm;
 use crate::request::table::{Field, Kind, Object};
 use crate::state::Shared;
 

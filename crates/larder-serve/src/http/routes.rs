@@ -9,7 +9,7 @@ use axum::routing::{MethodRouter, on};
 use super::dispatch::dispatch;
 use super::front::{self, Front};
 use super::route::Handler::{Model, Models, Server};
-use super::route::{Access, Answer, Route, get, post};
+use super::route::{Answer, Route, get, post};
 use super::{
     anthropic, embeddings, events, llama, mathml, models, ollama, openai, openapi, responses, slots, status, tools,
 };
@@ -198,6 +198,7 @@ async fn method_not_allowed(request: Request) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::route::Access;
 
     #[test]
     fn access_depends_on_path_and_method() {

@@ -7,8 +7,8 @@ use super::body;
 use crate::error::{ApiError, Json, Result};
 use crate::queue::EngineCommand;
 use crate::request;
-use crate::sessions::check_name;
-use crate::slots::{SlotAction, SlotCommand};
+use crate::sequences::sessions::check_name;
+use crate::sequences::slots::{SlotAction, SlotCommand};
 use crate::state::App;
 
 /// All slots.

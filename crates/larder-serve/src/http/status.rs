@@ -8,10 +8,10 @@ use tokio::sync::oneshot;
 
 use super::body;
 use crate::error::{ApiError, Json, Result};
-use crate::metrics::{self, ModelMetrics};
 use crate::queue::EngineCommand;
 use crate::request;
 use crate::state::{App, SharedState};
+use crate::telemetry::metrics::{self, ModelMetrics};
 
 /// Whether the only model accepts requests.
 pub async fn health(State(app): State<App>) -> Response {

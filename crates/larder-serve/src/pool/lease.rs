@@ -9,7 +9,7 @@ use axum::body::{Body, HttpBody};
 use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
 
-/// What models are lent by.
+/// Gives leases, and takes them back.
 pub trait Lender: Send + Sync {
     /// Ends a lease of a model, for a load of this number.
     fn give_back(self: Arc<Self>, model: usize, load: u64);

@@ -16,9 +16,9 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::engine::{Engine, RoutingChange};
 use crate::error::ApiError;
-use crate::metrics::{Metrics, ModelMetrics};
 use crate::model::{ModelFacts, ServedModel};
 use crate::state::{App, Shared};
+use crate::telemetry::metrics::{Metrics, ModelMetrics};
 
 mod lease;
 mod source;

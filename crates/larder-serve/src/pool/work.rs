@@ -17,7 +17,7 @@ use crate::engine::Engine;
 use crate::error::ApiError;
 use crate::model::ServedModel;
 use crate::queue::RequestQueue;
-use crate::sessions::{SessionDisk, Sessions};
+use crate::sequences::sessions::{SessionDisk, Sessions};
 use crate::state::{App, ServerState};
 
 impl ModelPool {

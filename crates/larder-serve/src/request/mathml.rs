@@ -4,7 +4,7 @@ use super::fields::Fields;
 use super::json;
 use super::table::{Kind, Object, field};
 use crate::error::{ApiError, Result};
-use crate::formula::Formula;
+use crate::page::formula::Formula;
 
 /// Formulas of a request.
 const FORMULAS_MAX: usize = 64;

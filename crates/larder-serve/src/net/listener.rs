@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 #[cfg(feature = "tls")]
-use crate::tls::TlsIdentity;
+use crate::net::tls::TlsIdentity;
 
 /// A socket that clients connect to.
 pub struct ServerListener {

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use crate::error::ApiError;
-use crate::prefix_cache::{PrefixCache, is_worth_reusing};
-use crate::sessions::{Sessions, WriteError};
+use crate::sequences::prefix_cache::{PrefixCache, is_worth_reusing};
+use crate::sequences::sessions::{Sessions, WriteError};
 
 /// Tokens that a sequence on disk must share with a prompt beyond one in memory, to be read.
 const READ_GAIN: usize = 16;

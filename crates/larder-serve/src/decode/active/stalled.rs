@@ -7,7 +7,7 @@ use larder_engine::Sequence;
 use larder_model::Decoder;
 
 use super::ActiveRequest;
-use crate::slots::ServerSlots;
+use crate::sequences::slots::ServerSlots;
 
 /// How long a client may keep its request waiting while others wait for the slot.
 const PATIENCE: Duration = Duration::from_secs(1);

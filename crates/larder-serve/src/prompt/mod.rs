@@ -1,5 +1,7 @@
 //! From a request to prompt tokens.
 
+pub mod context;
+
 use larder_text::{ChatInput, ChatTemplate, FillInTokens, TemplateError};
 use serde_json::Value;
 

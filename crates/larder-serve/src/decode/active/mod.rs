@@ -12,13 +12,14 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
 
-use crate::context::{ContextPlan, ContextUse};
+use crate::decode::logprobs::{PromptEcho, sampled_token};
+use crate::decode::turn::Turn;
 use crate::error::ApiError;
-use crate::job::{CompiledGrammar, GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta};
-use crate::logprobs::{PromptEcho, sampled_token};
 use crate::model::ServedModel;
-use crate::slots::BusySlot;
-use crate::turn::{NewToken, Turn};
+use crate::prompt::context::{ContextPlan, ContextUse};
+use crate::queue::job::{CompiledGrammar, GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta};
+use crate::sequences::slots::BusySlot;
+use crate::telemetry::live::NewToken;
 
 use client::ClientWatch;
 pub use tap::StepTap;

@@ -8,10 +8,10 @@
 
 use std::time::Duration;
 
-use crate::active::ActiveRequest;
+use crate::decode::active::ActiveRequest;
+use crate::decode::logprobs::ECHOED_TOKENS;
 use crate::engine::Engine;
-use crate::logprobs::ECHOED_TOKENS;
-use crate::slots::ServerSlots;
+use crate::sequences::slots::ServerSlots;
 
 /// Prompt tokens of a step before any step with a prompt was measured, and the fewest.
 const FIRST_PROMPT_TOKENS: usize = 64;

@@ -13,7 +13,6 @@ use tokio::sync::broadcast;
 
 use crate::engine::{EngineStatus, LayerVisit};
 use crate::model::ServedModel;
-use crate::turn::NewToken;
 
 /// Events buffered for a listener that lags; it misses older ones.
 const BACKLOG: usize = 64;
@@ -21,6 +20,15 @@ const BACKLOG: usize = 64;
 const WINDOW: Duration = Duration::from_secs(2);
 /// Steps that rates are computed from, at most.
 const STEPS: usize = 4096;
+
+/// A token has been generated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NewToken {
+    /// Time since the request's last token; from the request on if it is its first.
+    pub after: Duration,
+    /// Whether it is the request's first.
+    pub is_first: bool,
+}
 
 /// Broadcasts events to all listeners.
 pub struct LiveEvents {

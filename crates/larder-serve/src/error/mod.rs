@@ -1,5 +1,7 @@
 //! Error responses.
 
+pub mod form;
+
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};

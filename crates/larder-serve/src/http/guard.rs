@@ -11,9 +11,10 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Instrument;
 
+use super::route::Access;
+use super::routes::matched;
+use crate::error::form::ErrorForm;
 use crate::error::{ApiError, excerpt};
-use crate::error_form::ErrorForm;
-use crate::http::{Access, matched};
 use crate::state::Shared;
 
 /// Longest id that a client may give its request.

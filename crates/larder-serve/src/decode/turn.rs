@@ -1,6 +1,6 @@
 //! What requests do between two steps of the decode thread.
 
-use std::time::Duration;
+use crate::telemetry::live::NewToken;
 
 /// What a request does before a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,13 +13,4 @@ pub enum Turn {
     Stalled,
     /// The request is complete, cancelled or failed.
     Finished(Option<NewToken>),
-}
-
-/// A token has been generated.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NewToken {
-    /// Time since the request's last token; from the request on if it is its first.
-    pub after: Duration,
-    /// Whether it is the request's first.
-    pub is_first: bool,
 }

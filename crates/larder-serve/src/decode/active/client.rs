@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use tokio::sync::mpsc::Sender;
 
-use crate::job::GenerationEvent;
+use crate::queue::job::GenerationEvent;
 
 /// Tells whether the answer to a request is still wanted, while a step computes.
 pub struct ClientWatch {

@@ -9,7 +9,7 @@ use larder_cache::Traffic;
 use larder_engine::{AheadCounts, DraftCounts};
 
 use crate::engine::EngineStatus;
-use crate::live::StepWork;
+use crate::telemetry::live::StepWork;
 
 /// Upper bounds of the histograms' buckets, in seconds.
 const BUCKETS: [f64; 14] = [0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
@@ -281,7 +281,7 @@ fn head(out: &mut String, name: &str, kind: &str, help: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::turn::NewToken;
+    use crate::telemetry::live::NewToken;
 
     #[test]
     fn the_buckets_add_up() {

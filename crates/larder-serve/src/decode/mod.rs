@@ -1,23 +1,28 @@
 //! The decode thread: all active requests share each step, with one token or one piece of prefill each.
 
+mod active;
+mod logprobs;
+mod schedule;
+mod turn;
+
 use std::iter;
 use std::time::{Duration, Instant};
 
 use larder_engine::{AheadCounts, LossMeter, Speculation, StepPart, step};
 use larder_model::{Decoder, ExpertPath, Logits, ModelError};
 
-use crate::active::stalled::{StalledRequest, StalledRequests};
-use crate::active::{ActiveRequest, StepTap};
+use crate::decode::active::stalled::{StalledRequest, StalledRequests};
+use crate::decode::active::{ActiveRequest, StepTap};
+use crate::decode::schedule::{KvMemory, MadeRoom, PromptPace, shares};
+use crate::decode::turn::Turn;
 use crate::engine::Engine;
 use crate::error::ApiError;
-use crate::job::{GenerationEvent, GenerationJob};
-use crate::live::{RateMeter, StepWork};
+use crate::queue::job::{GenerationEvent, GenerationJob};
 use crate::queue::{EngineCommand, NextTask};
-use crate::schedule::{KvMemory, MadeRoom, PromptPace, shares};
-use crate::sessions::Sessions;
-use crate::slots::ServerSlots;
+use crate::sequences::sessions::Sessions;
+use crate::sequences::slots::ServerSlots;
 use crate::state::ServerState;
-use crate::turn::Turn;
+use crate::telemetry::live::{RateMeter, StepWork};
 
 /// Longest wait for a new request while none is active.
 const IDLE: Duration = Duration::from_millis(500);

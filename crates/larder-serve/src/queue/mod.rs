@@ -1,5 +1,7 @@
 //! The queue between the HTTP handlers and the decode thread: bounded, first come, first served.
 
+pub mod job;
+
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,8 +11,8 @@ use tokio::sync::oneshot;
 
 use crate::engine::RoutingChange;
 use crate::error::ApiError;
-use crate::job::{CHANNEL, GenerationEvent, GenerationJob};
-use crate::slots::SlotCommand;
+use crate::queue::job::{CHANNEL, GenerationEvent, GenerationJob};
+use crate::sequences::slots::SlotCommand;
 
 /// Commands that may wait for the decode thread.
 const COMMANDS_MAX: usize = 64;

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use crate::listener::{Acceptor, ClientStream};
+use crate::net::listener::{Acceptor, ClientStream};
 
 /// Open connections at a time; further ones wait in the listener's backlog.
 const CONNECTIONS_MAX: usize = 512;

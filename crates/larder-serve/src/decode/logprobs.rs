@@ -2,7 +2,7 @@
 
 use larder_text::Tokenizer;
 
-use crate::job::{SampledToken, TextDelta, TokenLogprob};
+use crate::queue::job::{SampledToken, TextDelta, TokenLogprob};
 
 /// Prompt tokens of a step whose logits are all needed: 20 MB of them with a vocabulary of 150,000.
 pub const ECHOED_TOKENS: usize = 32;

@@ -9,8 +9,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
 
-use crate::context::{ContextPlan, ContextUse};
 use crate::error::ApiError;
+use crate::prompt::context::{ContextPlan, ContextUse};
 
 /// Events buffered for a client; beyond that its generation stalls (backpressure).
 pub const CHANNEL: usize = 32;

@@ -1,48 +1,50 @@
 //! The page at `/`: one file that contains its style, script and icon, with a content security policy that allows only
 //! those.
 
+pub mod formula;
+
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-const PAGE: &str = include_str!("page/page.html");
+const PAGE: &str = include_str!("page.html");
 /// The style, one file per subject, joined.
 const STYLE: &str = concat!(
-    include_str!("page/theme.css"),
-    include_str!("page/page.css"),
-    include_str!("page/conversations.css"),
-    include_str!("page/reading.css"),
-    include_str!("page/panel.css"),
+    include_str!("theme.css"),
+    include_str!("page.css"),
+    include_str!("conversations.css"),
+    include_str!("reading.css"),
+    include_str!("panel.css"),
 );
-const ICON: &str = include_str!("page/icon.txt");
+const ICON: &str = include_str!("icon.txt");
 /// The script of the head, which runs before the page is painted.
-const THEME: &str = include_str!("page/theme.js");
+const THEME: &str = include_str!("theme.js");
 /// The script, one file per subject, joined.
 const SCRIPT: &str = concat!(
-    include_str!("page/api.js"),
-    include_str!("page/grammars.js"),
-    include_str!("page/code.js"),
-    include_str!("page/formulas.js"),
-    include_str!("page/markdown.js"),
-    include_str!("page/context.js"),
-    include_str!("page/store.js"),
-    include_str!("page/tree.js"),
-    include_str!("page/tabs.js"),
-    include_str!("page/models.js"),
-    include_str!("page/settings.js"),
-    include_str!("page/messages.js"),
-    include_str!("page/generation.js"),
-    include_str!("page/chat.js"),
-    include_str!("page/welcome.js"),
-    include_str!("page/transfer.js"),
-    include_str!("page/conversations.js"),
-    include_str!("page/grid.js"),
-    include_str!("page/visits.js"),
-    include_str!("page/charts.js"),
-    include_str!("page/lambda.js"),
-    include_str!("page/engine.js"),
+    include_str!("api.js"),
+    include_str!("grammars.js"),
+    include_str!("code.js"),
+    include_str!("formulas.js"),
+    include_str!("markdown.js"),
+    include_str!("context.js"),
+    include_str!("store.js"),
+    include_str!("tree.js"),
+    include_str!("tabs.js"),
+    include_str!("models.js"),
+    include_str!("settings.js"),
+    include_str!("messages.js"),
+    include_str!("generation.js"),
+    include_str!("chat.js"),
+    include_str!("welcome.js"),
+    include_str!("transfer.js"),
+    include_str!("conversations.js"),
+    include_str!("grid.js"),
+    include_str!("visits.js"),
+    include_str!("charts.js"),
+    include_str!("lambda.js"),
+    include_str!("engine.js"),
 );
 
 /// The page but for the nonce, which differs per response.
@@ -97,17 +99,17 @@ mod tests {
     #[test]
     fn all_colours_are_those_of_the_themes() {
         let others = [
-            include_str!("page/page.css"),
-            include_str!("page/conversations.css"),
-            include_str!("page/reading.css"),
-            include_str!("page/panel.css"),
+            include_str!("page.css"),
+            include_str!("conversations.css"),
+            include_str!("reading.css"),
+            include_str!("panel.css"),
         ];
         for style in others {
             for literal in ["rgb(", "hsl(", ": #", "solid #", "prefers-color-scheme"] {
                 assert!(!style.contains(literal), "{literal}");
             }
         }
-        let theme = include_str!("page/theme.css");
+        let theme = include_str!("theme.css");
         let (light, dark) = theme.split_once(":root[data-theme=\"dark\"]").unwrap();
         for name in light.split("--").skip(1).filter_map(|rest| rest.split(':').next()) {
             assert!(dark.contains(&format!("--{name}: ")), "--{name} has no dark colour");
