@@ -192,13 +192,6 @@ pub const CIRCLES: &[&[&str]] = &[
         "crates/larder-store/src/source/gguf/stored.rs",
         "crates/larder-store/src/source/gguf/typed_layers.rs",
     ],
-    &[
-        "crates/larder/src/cli/engine.rs",
-        "crates/larder/src/cli/eval.rs",
-        "crates/larder/src/commands/eval/measure.rs",
-        "crates/larder/src/commands/eval/passage.rs",
-    ],
-    &["crates/larder/src/cli/lab.rs", "crates/larder/src/cli/train.rs"],
 ];
 
 /// Matches on a bool, and results with a string as their error. Both numbers may only fall.

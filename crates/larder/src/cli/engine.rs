@@ -16,7 +16,7 @@ pub const OPTION: &str = "option";
 
 /// Parts of an engine whose settings a command takes.
 pub mod takes {
-    use super::SettingPart::{
+    use larder_runtime::settings::SettingPart::{
         Battery, Cache, CacheSize, Compute, Context, Device, Edge, HotSet, Measurement, Reading, Routing, Speculation,
     };
 

@@ -10,6 +10,7 @@ use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 
 use super::output::{OutputFile, ReplaceFlag};
+use super::traces::{TraceFlags, parse_range};
 use super::{ByteSize, at_least_one, byte_size, heading};
 use crate::models::default_model;
 
@@ -146,29 +147,10 @@ pub struct SynthArgs {
     pub replace: ReplaceFlag,
 }
 
-/// The traces to use.
-#[derive(Args)]
-pub struct TraceFlags {
-    /// Traces of one model: larder's own files, or the formats that `larder lab import` reads
-    #[arg(required = true)]
-    pub traces: Vec<PathBuf>,
-    /// Use only sequences A to B-1, counted from 0 over all traces
-    #[arg(long, value_name = "A..B", value_parser = parse_range)]
-    pub sequences: Option<Range<usize>>,
-}
-
 /// Parses experts per layer, as in `16x`.
 fn experts_per_layer(text: &str) -> Result<usize, String> {
     let digits = text.strip_suffix('x').ok_or_else(|| "must be slots per layer, as in 16x".to_owned())?;
     digits.parse().map_err(|_| "must be slots per layer, as in 16x".into())
-}
-
-fn parse_range(text: &str) -> Result<Range<usize>, String> {
-    let parts = text.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
-    match parts {
-        Some((a, b)) if a < b => Ok(a..b),
-        _ => Err("must be a range such as 0..40".into()),
-    }
 }
 
 /// How a trace is replayed.
@@ -360,15 +342,4 @@ pub struct HeatFlags {
     /// Slots per layer (default: a quarter of the experts)
     #[arg(long, value_name = "N")]
     pub heat_experts: Option<usize>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_are_read_as_written() {
-        assert_eq!(parse_range("3..40"), Ok(3..40));
-        assert!(parse_range("3..3").is_err() && parse_range("3-4").is_err() && parse_range("..4").is_err());
-    }
 }
