@@ -233,7 +233,7 @@ impl ChatRequest {
             messages,
             tools: offered.requested()?,
             separate_reasoning: fields.string("reasoning_format") != Some("none"),
-            extra: extra(&fields),
+            extra: extra(&fields, None),
             ..ChatRequest::default()
         };
         params.notes = offered.notes.into_iter().chain(fields.unknown()).collect();
