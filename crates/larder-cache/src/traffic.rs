@@ -4,7 +4,7 @@ use std::ops::{Add, Sub};
 use std::time::{Duration, Instant};
 
 use crate::one_tier::CacheCounts;
-use crate::two_tiers::TierTraffic;
+use crate::two_tiers::{TierCounts, TierTraffic};
 
 /// Traffic of a cache since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -114,6 +114,38 @@ fn either(
     f: fn(TierTraffic, TierTraffic) -> TierTraffic,
 ) -> Option<TierTraffic> {
     (a.is_some() || b.is_some()).then(|| f(a.unwrap_or_default(), b.unwrap_or_default()))
+}
+
+/// Both tiers seen as one cache: a hit in either tier is a hit, and an expert that leaves both is evicted.
+impl From<TierTraffic> for Traffic {
+    fn from(tiers: TierTraffic) -> Traffic {
+        let TierCounts {
+            device_hits,
+            host_hits,
+            in_flight_hits,
+            misses,
+            rereads,
+            evictions,
+            prefetches,
+            useful_prefetches,
+            ..
+        } = tiers.counts;
+        let hits = device_hits + host_hits;
+        Traffic {
+            counts: CacheCounts { hits, misses, evictions, rereads, in_flight_hits, prefetches, useful_prefetches },
+            demand_bytes: tiers.demand_bytes,
+            prefetch_bytes: tiers.prefetch_bytes,
+            waited: tiers.waited,
+            computed: tiers.computed,
+            checked: tiers.checked,
+            submitting: tiers.submitting,
+            read_busy: tiers.read_busy,
+            small_reads: 0,
+            beside_bytes: 0,
+            reads_ahead: ReadsAhead::default(),
+            tiers: Some(tiers),
+        }
+    }
 }
 
 /// Adds up the time in which an operation is in flight.

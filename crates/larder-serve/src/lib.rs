@@ -1,11 +1,11 @@
 //! An OpenAI-compatible HTTP server with a chat page: several requests are generated concurrently on one decoder.
 //!
-//! A request is parsed and checked ([`request`]), tokenised (`prompt.rs`), and waits in a bounded queue (`queue.rs`).
-//! One thread owns the decoder (`decode.rs`): it takes requests from the queue, computes steps in which each active one
-//! (`active/`) has one token or one piece of prefill, and sends their text to the HTTP handlers (`reply/`). Sequences
-//! whose requests are over stay in the prefix cache (`prefix_cache.rs`), so that the next message of a chat skips the
-//! part of prefill that it shares with the last one. Those that leave it are saved in a folder if there is one
-//! (`sessions/`); `slots.rs` is both together. `page/` is the web page at `/`, and `formula.rs` converts its formulas.
+//! A request is parsed and checked ([`request`]), tokenised (`prompt/`), and waits in a bounded queue (`queue/`). One
+//! thread owns the decoder (`decode/`): it takes requests from the queue, computes steps in which each active one has
+//! one token or one piece of prefill, and sends their text to the HTTP handlers (`http/`), which write it in the format
+//! of an API (`reply/`). Sequences whose requests are over stay in the prefix cache, so that the next message of a chat
+//! skips the part of prefill that it shares with the last one; those that leave it are saved in a folder if there is
+//! one (`sequences/`). `pool/` loads and unloads models, and `page/` is the web page at `/`.
 //!
 //! This crate opens no files but those of that folder, loads no model and reads no command line. [`serve`] gets a
 //! listener that is already bound, [`ServerOptions`], a [`ServedModel`] (tokenizer, chat template, context) and an
@@ -24,48 +24,33 @@
 //! # Ok::<(), larder_serve::ApiError>(())
 //! ```
 
-mod active;
-mod answer_grammar;
-mod connection;
-mod context;
 mod decode;
-mod embedding;
 mod engine;
 mod error;
-mod error_form;
-mod formula;
-mod guard;
 mod http;
-mod job;
-mod listener;
-mod live;
-mod logprobs;
-mod metrics;
 mod model;
-mod notes;
+mod net;
+mod options;
 mod page;
 mod pool;
-mod prefix_cache;
 mod prompt;
 mod queue;
 mod reply;
 pub mod request;
-mod schedule;
+mod sequences;
 mod server;
-mod sessions;
-mod slots;
-#[cfg(feature = "tls")]
-mod tls;
-mod turn;
+mod state;
+mod telemetry;
 mod upstream;
 
 pub use engine::{Engine, EngineStatus, ExpectedLoss, LayerVisit, RoutingChange, RoutingQuality};
 pub use error::ApiError;
-pub use listener::ServerListener;
 pub use model::{FilesCheck, ModelFacts, ServedModel};
-pub use pool::{ModelLoader, ModelSource, OnDemandModels, PlannedModel};
-pub use server::{ApiKey, ServerOptions, TOKENIZER_THREADS, serve};
-pub use sessions::SessionDisk;
+pub use net::listener::ServerListener;
 #[cfg(feature = "tls")]
-pub use tls::{TlsError, TlsIdentity};
+pub use net::tls::{TlsError, TlsIdentity};
+pub use options::{ApiKey, ServerOptions, TOKENIZER_THREADS};
+pub use pool::{ModelLoader, ModelSource, OnDemandModels, PlannedModel};
+pub use sequences::sessions::SessionDisk;
+pub use server::serve;
 pub use upstream::{UpstreamAddress, UpstreamOptions};

@@ -89,8 +89,8 @@ pub const SHARED_NAMES: &[(&str, &str)] = &[("Result", "the customary alias of a
 /// Files in which a word of the glossary's "not" column may stand, each with its reason.
 pub const KEPT_WORDS: &[(&str, &[&str], &str)] = &[
     ("crates/larder-core/src/formats/CODE_BOOKS_LICENSE", &["whom"], "the text of a licence"),
-    ("crates/larder-serve/src/live.rs", &["awaited"], "a JSON key of the API"),
-    ("crates/larder-serve/src/metrics.rs", &["awaited"], "the name of a metric"),
+    ("crates/larder-serve/src/telemetry/live.rs", &["awaited"], "a JSON key of the API"),
+    ("crates/larder-serve/src/telemetry/metrics.rs", &["awaited"], "the name of a metric"),
     ("crates/larder-serve/src/page/grid.js", &["awaited"], "a JSON key of the API"),
     ("crates/larder/src/commands/report.rs", &["neighbour", "who"], "prompts"),
 ];
@@ -111,53 +111,6 @@ pub const SEAMS: &[(&str, &[&str])] = &[
 pub const OPENERS: &[&str] = &["crates/larder-os/src/", "crates/larder/src/doctor/"];
 
 pub const MOST_LINES: usize = 500;
-
-/// Circles of files, each with its files in order. The list may only shrink.
-pub const CIRCLES: &[&[&str]] = &[
-    &[
-        "crates/larder-cache/src/one_tier/cache/capacity.rs",
-        "crates/larder-cache/src/one_tier/cache/hot.rs",
-        "crates/larder-cache/src/one_tier/cache/layer_visit.rs",
-        "crates/larder-cache/src/one_tier/cache/mod.rs",
-    ],
-    &["crates/larder-cache/src/traffic.rs", "crates/larder-cache/src/two_tiers/counts.rs"],
-    &["crates/larder-edge/src/placement/problem.rs", "crates/larder-edge/src/placement/remote_requests.rs"],
-    &["crates/larder-kernels/src/simd/integers.rs", "crates/larder-kernels/src/simd/tile.rs"],
-    &["crates/larder-policy/src/routing/closed_loop.rs", "crates/larder-policy/src/routing/prior.rs"],
-    &[
-        "crates/larder-serve/src/active/client.rs",
-        "crates/larder-serve/src/active/mod.rs",
-        "crates/larder-serve/src/embedding.rs",
-    ],
-    &[
-        "crates/larder-serve/src/answer_grammar.rs",
-        "crates/larder-serve/src/guard.rs",
-        "crates/larder-serve/src/http/embeddings.rs",
-        "crates/larder-serve/src/http/front.rs",
-        "crates/larder-serve/src/http/llama.rs",
-        "crates/larder-serve/src/http/ollama.rs",
-        "crates/larder-serve/src/http/routes.rs",
-        "crates/larder-serve/src/job.rs",
-        "crates/larder-serve/src/pool/lease.rs",
-        "crates/larder-serve/src/pool/mod.rs",
-        "crates/larder-serve/src/pool/state.rs",
-        "crates/larder-serve/src/pool/work.rs",
-        "crates/larder-serve/src/queue.rs",
-        "crates/larder-serve/src/reply/llama.rs",
-        "crates/larder-serve/src/reply/mod.rs",
-        "crates/larder-serve/src/reply/ollama.rs",
-        "crates/larder-serve/src/server.rs",
-    ],
-    &["crates/larder-serve/src/request/table.rs", "crates/larder-serve/src/request/unsupported.rs"],
-    &["crates/larder-text/src/tokens/detokenizer.rs", "crates/larder-text/src/tokens/tokenizer.rs"],
-    &[
-        "crates/larder/src/cli/engine.rs",
-        "crates/larder/src/cli/eval.rs",
-        "crates/larder/src/commands/eval/measure.rs",
-        "crates/larder/src/commands/eval/passage.rs",
-    ],
-    &["crates/larder/src/cli/lab.rs", "crates/larder/src/cli/train.rs"],
-];
 
 /// Matches on a bool, and results with a string as their error. Both numbers may only fall.
 pub const BOOL_MATCHES: usize = 14;

@@ -174,7 +174,7 @@ const RULES: &[Rule] = &[
         breach: |tree| tree.append("docs/store.md", "\n[nothing](chat.md#no-such-heading)\n"),
     },
     Rule {
-        name: "no circle of files that is not listed",
+        name: "no files import from each other in a circle",
         breaches: circles_of_files,
         breach: |tree| {
             tree.append("crates/larder-hub/src/a.rs", "//! A.\nuse crate::b::fetch_b;\npub fn fetch_a() {}\n");

@@ -2,9 +2,6 @@
 
 use std::time::Duration;
 
-use crate::one_tier::CacheCounts;
-use crate::traffic::{ReadsAhead, Traffic};
-
 /// Counts of a tier ledger since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct TierCounts {
@@ -134,35 +131,3 @@ larder_core::fieldwise!(TierTraffic {
     checked,
     submitting
 });
-
-/// Both tiers seen as one cache: a hit in either tier is a hit, and an expert that leaves both is evicted.
-impl From<TierTraffic> for Traffic {
-    fn from(tiers: TierTraffic) -> Traffic {
-        let TierCounts {
-            device_hits,
-            host_hits,
-            in_flight_hits,
-            misses,
-            rereads,
-            evictions,
-            prefetches,
-            useful_prefetches,
-            ..
-        } = tiers.counts;
-        let hits = device_hits + host_hits;
-        Traffic {
-            counts: CacheCounts { hits, misses, evictions, rereads, in_flight_hits, prefetches, useful_prefetches },
-            demand_bytes: tiers.demand_bytes,
-            prefetch_bytes: tiers.prefetch_bytes,
-            waited: tiers.waited,
-            computed: tiers.computed,
-            checked: tiers.checked,
-            submitting: tiers.submitting,
-            read_busy: tiers.read_busy,
-            small_reads: 0,
-            beside_bytes: 0,
-            reads_ahead: ReadsAhead::default(),
-            tiers: Some(tiers),
-        }
-    }
-}

@@ -1,7 +1,7 @@
 //! Expected latency of a token, by where the time is spent: equations 11, 12 and 14 of the paper.
 
+use crate::placement::gains::GainEvaluator;
 use crate::placement::machine_cost::{Cost, ServingMode};
-use crate::placement::remote_requests::GainEvaluator;
 use crate::placement::{Placement, Problem, User};
 
 /// Seconds per token of the average user, by where they are spent.

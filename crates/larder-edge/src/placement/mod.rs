@@ -23,6 +23,7 @@
 use std::path::PathBuf;
 
 mod algorithms;
+mod gains;
 mod latency;
 mod library;
 mod machine_cost;
@@ -35,6 +36,7 @@ mod scenario;
 pub mod simulate;
 mod topology;
 mod units;
+mod users;
 
 pub use algorithms::{ALGORITHMS, Algorithm, BEST_GREEDY, Placement, UnknownAlgorithm, algorithm, u_shaped};
 pub use latency::{Latency, Served, latency};
@@ -42,10 +44,11 @@ pub use library::{Library, ModelProfile};
 pub use machine_cost::{Cost, NetworkLink, ServingMode};
 pub use placement_file::{ExpertLists, PlacementFile};
 pub use plan::{ModelUsage, PlacementPlan, WireFormat, plan};
-pub use problem::{Demand, ExpertGroup, Problem, Server, Site, User};
+pub use problem::{Problem, Server};
 pub use radio::Radio;
 pub use scenario::Scenario;
 pub use topology::{DeviceEntry, ServerEntry, TlsFiles, Topology};
+pub use users::{Demand, ExpertGroup, Site, User};
 
 /// A topology, statistics or a scenario for which no placement can be computed.
 #[derive(Debug, thiserror::Error)]

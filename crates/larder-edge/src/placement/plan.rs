@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use larder_core::{Coactivation, ExpertActivations, Geometry};
 
-use crate::placement::problem::expert_frequencies;
+use crate::placement::users::expert_frequencies;
 use crate::placement::{
     Algorithm, Demand, ExpertGroup, ExpertLists, Latency, Library, ModelProfile, NetworkLink, Placement,
     PlacementError, PlacementFile, Problem, Server, ServerEntry, ServingMode, Site, Topology, User, latency,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use larder_core::Rng;
 
-use crate::placement::problem::expert_frequencies;
 use crate::placement::radio::dbm;
+use crate::placement::users::expert_frequencies;
 use crate::placement::{
     Demand, ExpertGroup, Library, ModelProfile, NetworkLink, PlacementError, Problem, Radio, Server, ServingMode, Site,
     User,

@@ -16,7 +16,7 @@ use larder_core::ROW_GROUP;
 use super::floats;
 use crate::simd::blocks::Blocks;
 use crate::simd::byte_lanes::ByteLanes;
-use crate::simd::tile::TokenBlocks;
+use crate::simd::token_blocks::TokenBlocks;
 use crate::simd::{Simd, Task};
 
 /// Shows that this processor has AVX2 and F16C, which is why every block of `unsafe` here is sound that has no other

@@ -16,7 +16,7 @@ use super::floats;
 use crate::avx2::prefetch;
 use crate::simd::blocks::Blocks;
 use crate::simd::byte_lanes::ByteLanes;
-use crate::simd::tile::TokenBlocks;
+use crate::simd::token_blocks::TokenBlocks;
 use crate::simd::{Simd, Task};
 
 /// Lanes of a register.

@@ -6,7 +6,7 @@
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 
-use crate::simd::tile::TokenBlocks;
+use crate::simd::token_blocks::TokenBlocks;
 
 /// A way to sum products of bytes. A value of the type shows that this processor has the instructions.
 pub trait Dot: Copy {

@@ -13,7 +13,7 @@ use super::dots::Dot;
 use super::floats;
 use crate::simd::blocks::Blocks;
 use crate::simd::byte_lanes::ByteLanes;
-use crate::simd::tile::TokenBlocks;
+use crate::simd::token_blocks::TokenBlocks;
 use crate::simd::{Simd, Task};
 
 /// Every processor of this architecture has NEON, which is why every block of `unsafe` here is sound that has no other

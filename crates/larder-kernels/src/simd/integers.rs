@@ -1,7 +1,7 @@
 //! The integers of a block of 32 weights, in the forms that number formats have.
 
 use super::Simd;
-use super::tile::TokenBlocks;
+use super::token_blocks::TokenBlocks;
 
 /// The integers of a block of 32 weights of each row.
 pub trait Integers<S: Simd> {

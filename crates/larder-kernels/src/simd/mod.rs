@@ -13,11 +13,12 @@ pub mod byte_lanes;
 pub mod integers;
 pub mod products;
 pub mod tile;
+pub mod token_blocks;
 pub mod weighted_sums;
 
 use self::blocks::Blocks;
 use self::byte_lanes::ByteLanes;
-use self::tile::TokenBlocks;
+use self::token_blocks::TokenBlocks;
 
 /// f32, as a const parameter of functions.
 pub const F32: u8 = 0;

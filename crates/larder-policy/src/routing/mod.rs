@@ -4,9 +4,7 @@
 //! so that sums run as they would without it. A strategy does not touch weights: they follow from the unmodified
 //! logits.
 
-mod budget;
 mod change;
-mod closed_loop;
 mod cumsum;
 mod dial;
 mod drop;

@@ -118,7 +118,7 @@ fn check(options: &Options) -> Result<()> {
     }
 }
 
-/// Seconds per byte of expert that the CPU takes for one token, with experts in its caches only if the model's fit there.
+/// Seconds per byte of expert that the CPU takes for one token; experts are in its caches only if all of the model fit.
 fn host_seconds_per_byte(compute: &Arc<ComputeContext>, layout: &ExpertLayout, inputs: &PlanInputs) -> f64 {
     let most = inputs.available_bytes.map_or(PROBE_BYTES, |bytes| PROBE_BYTES.min(bytes / 8));
     let most = most.min(inputs.all_expert_bytes()) as usize;

@@ -6,11 +6,14 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::json;
 
-use super::{Result, body, check_model, generate, prepare_chat, run_blocking};
-use crate::error::Json;
+use super::body;
+use super::generate::{generate, prepare_chat};
+use super::models::check_model;
+use super::work::run_blocking;
+use crate::error::{Json, Result};
 use crate::reply::AnthropicFormat;
 use crate::request::{ChatRequest, GenerationParams};
-use crate::server::App;
+use crate::state::App;
 
 /// A message, whole or streamed.
 pub async fn messages(State(app): State<App>, request: Request) -> Result<Response> {

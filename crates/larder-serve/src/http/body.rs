@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use tokio::time::timeout;
 
 use crate::error::ApiError;
-use crate::server::Shared;
+use crate::state::Shared;
 
 /// Bytes of an oversized body that are read and discarded, so that the client receives the error response.
 const DRAINED_BYTES: usize = 256 << 20;

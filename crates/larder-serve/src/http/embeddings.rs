@@ -12,12 +12,14 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::{Result, body, check_model, ollama, run_blocking};
-use crate::context::ContextPlan;
-use crate::error::{ApiError, Json};
-use crate::job::{CHANNEL, GenerationEvent, GenerationJob};
+use super::models::check_model;
+use super::work::run_blocking;
+use super::{body, ollama};
+use crate::error::{ApiError, Json, Result};
+use crate::prompt::context::ContextPlan;
+use crate::queue::job::{CHANNEL, GenerationEvent, GenerationJob};
 use crate::request::{EmbeddingRequest, EmbeddingStyle};
-use crate::server::App;
+use crate::state::App;
 
 /// OpenAI's `/v1/embeddings`.
 pub async fn embeddings(State(app): State<App>, request: Request) -> Result<Json> {

@@ -6,10 +6,13 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use bytes::Bytes;
 
-use super::{Result, body, generate, prepare_completion, run_blocking};
+use super::body;
+use super::generate::{generate, prepare_completion};
+use super::work::run_blocking;
+use crate::error::Result;
 use crate::reply::LlamaFormat;
 use crate::request::{CompletionRequest, GenerationParams};
-use crate::server::App;
+use crate::state::App;
 
 /// The continuation of a prompt.
 pub async fn complete(State(app): State<App>, request: Request) -> Result<Response> {

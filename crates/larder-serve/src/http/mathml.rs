@@ -3,11 +3,12 @@
 use axum::extract::{Request, State};
 use serde_json::{Value, json};
 
-use super::{Result, body, run_permitted};
-use crate::error::Json;
-use crate::formula;
+use super::body;
+use super::work::run_permitted;
+use crate::error::{Json, Result};
+use crate::page::formula;
 use crate::request::MathmlRequest;
-use crate::server::Shared;
+use crate::state::Shared;
 
 /// The MathML of each formula, or an error in its place.
 pub async fn convert(State(server): State<Shared>, request: Request) -> Result<Json> {

@@ -9,13 +9,16 @@ use larder_core::rfc3339;
 use larder_engine::Sampling;
 use serde_json::{Value, json};
 
-use super::{Result, body, check_model, prepare_chat, prepare_completion, run_blocking};
-use crate::error::Json;
+use super::generate::{prepare_chat, prepare_completion};
+use super::models::check_model;
+use super::work::run_blocking;
+use super::{body, generate};
+use crate::error::{Json, Result};
 use crate::model::{ModelFacts, ServedModel};
 use crate::reply::{OllamaEndpoint, OllamaFormat};
 use crate::request::table::Object;
 use crate::request::{self, ChatRequest, OLLAMA_CHAT, OLLAMA_GENERATE, OllamaGenerateRequest, OllamaLoadRequest};
-use crate::server::App;
+use crate::state::App;
 
 /// A chat's answer, whole or in lines.
 pub async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
@@ -31,7 +34,7 @@ pub async fn chat(State(app): State<App>, request: Request) -> Result<Response> 
         prepare_chat(app, request)
     })
     .await?;
-    super::generate(&app, since, asked, |_, _| format).await
+    generate::generate(&app, since, asked, |_, _| format).await
 }
 
 /// The continuation of a prompt, whole or in lines.
@@ -51,7 +54,7 @@ pub async fn generate(State(app): State<App>, request: Request) -> Result<Respon
         }
     })
     .await?;
-    super::generate(&app, since, asked, |_, _| format).await
+    generate::generate(&app, since, asked, |_, _| format).await
 }
 
 /// The answer at once to a request without messages or prompt, by which Ollama's clients load and unload models; the

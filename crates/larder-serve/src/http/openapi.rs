@@ -3,11 +3,12 @@
 use axum::extract::State;
 use serde_json::{Map, Value, json};
 
-use super::routes::{Access, Answer, ROUTES, Route};
+use super::route::{Access, Answer, Route};
+use super::routes::ROUTES;
+use crate::error::form::ErrorForm;
 use crate::error::{ApiError, Json};
-use crate::error_form::ErrorForm;
 use crate::request::table::{Field, Kind, Object};
-use crate::server::Shared;
+use crate::state::Shared;
 
 /// The description of the server.
 pub async fn answer(State(server): State<Shared>) -> Json {

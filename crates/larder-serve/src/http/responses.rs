@@ -7,11 +7,14 @@ use axum::response::Response;
 use larder_text::ContextFull;
 use serde_json::json;
 
-use super::{Result, body, check_model, generate, prepare_chat, run_blocking};
-use crate::error::Json;
+use super::body;
+use super::generate::{generate, prepare_chat};
+use super::models::check_model;
+use super::work::run_blocking;
+use crate::error::{Json, Result};
 use crate::reply::ResponsesFormat;
 use crate::request::ResponsesRequest;
-use crate::server::App;
+use crate::state::App;
 
 /// A response, whole or streamed.
 pub async fn respond(State(app): State<App>, request: Request) -> Result<Response> {

@@ -3,85 +3,24 @@
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request};
-use axum::http::Method;
-use axum::routing::{MethodFilter, MethodRouter, on};
+use axum::http::{Method, StatusCode};
+use axum::routing::{MethodRouter, on};
 
+use super::dispatch::dispatch;
 use super::front::{self, Front};
-use super::{anthropic, embeddings, llama, mathml, ollama, openapi, responses, slots, tools};
-use super::{method_not_allowed, not_found};
+use super::route::Handler::{Model, Models, Server};
+use super::route::{Answer, Route, get, post};
+use super::{
+    anthropic, embeddings, events, llama, mathml, models, ollama, openai, openapi, responses, slots, status, tools,
+};
+use crate::error::{ApiError, excerpt};
 use crate::page;
-use crate::request::table::{Field, Kind, Object, field};
+use crate::request::table::{Field, Kind, field};
 use crate::request::{
     ANTHROPIC, ANTHROPIC_COUNT, CHAT, COMPLETION, DETOKENIZE, EMBED, EMBED_ONE, EMBEDDINGS, INFILL, MATHML,
     OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_SHOW, RESPONSES, ROUTING, SLOT, TOKENIZE,
 };
-use crate::server::{App, Shared};
-
-/// A route.
-pub struct Route {
-    /// The method, in capitals.
-    pub method: &'static str,
-    filter: MethodFilter,
-    /// The pattern of its path, and its other names.
-    pub paths: &'static [&'static str],
-    /// The key that it needs.
-    pub access: Access,
-    /// Whether OpenAI-compatible servers have it too.
-    pub is_forwarded: bool,
-    /// The section of `docs/serve.md` that says more.
-    pub section: &'static str,
-    /// What it answers.
-    pub summary: &'static str,
-    /// Parameters of the query.
-    pub query: &'static [Field],
-    /// The fields of the body.
-    pub body: Option<&'static Object>,
-    /// The form of the answer.
-    pub answer: Answer,
-    handler: Handler,
-}
-
-/// The key that a route needs, if the server has keys.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
-    /// None.
-    Open,
-    /// Any.
-    Key,
-    /// An administrator's.
-    Admin,
-}
-
-/// The form of an answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Answer {
-    /// A page.
-    Page,
-    /// Text.
-    Text,
-    /// An object.
-    Json,
-    /// A list of objects.
-    List,
-    /// An object, or with `stream` server-sent events.
-    Streamed,
-    /// An object, or with `stream` an object per line.
-    Lines,
-    /// Server-sent events.
-    Events,
-}
-
-/// What answers, on a method.
-enum Handler {
-    /// Whatever models there are.
-    Server(fn(MethodFilter) -> MethodRouter<Shared>),
-    /// The model that the request names.
-    Model(fn(MethodFilter) -> MethodRouter<App>),
-    /// The only model, or the server for all of several.
-    Models(fn(MethodFilter) -> MethodRouter<App>, fn(MethodFilter) -> MethodRouter<Front>),
-}
-
-use Handler::{Model, Models, Server};
+use crate::state::App;
 
 const LOADED: &[Field] = &[field("model", Kind::Text, "chooses one of several; without it the one that was used last")];
 const SLOT_QUERY: &[Field] =
@@ -92,11 +31,11 @@ pub static ROUTES: &[Route] = &[
     get(&["/"], "The page", "the page, which asks for the key", Server(|m| on(m, || async { page::response() })))
         .open()
         .answers(Answer::Page),
-    post(&["/v1/chat/completions", "/chat/completions"], "Request fields", &CHAT, Model(|m| on(m, super::chat)))
+    post(&["/v1/chat/completions", "/chat/completions"], "Request fields", &CHAT, Model(|m| on(m, openai::chat)))
         .says("the answer to a chat")
         .answers(Answer::Streamed)
         .forwarded(),
-    post(&["/v1/completions", "/completions"], "Request fields", &COMPLETION, Model(|m| on(m, super::complete)))
+    post(&["/v1/completions", "/completions"], "Request fields", &COMPLETION, Model(|m| on(m, openai::complete)))
         .says("the continuation of one or more prompts, of 16 tokens if no limit is given")
         .answers(Answer::Streamed)
         .forwarded(),
@@ -140,9 +79,14 @@ pub static ROUTES: &[Route] = &[
         &["/v1/models", "/models"],
         "Several models",
         "all models",
-        Models(|m| on(m, super::models), |m| on(m, front::models)),
+        Models(|m| on(m, models::models), |m| on(m, front::models)),
     ),
-    get(&["/v1/models/{*id}"], "Several models", "one model", Models(|m| on(m, super::model), |m| on(m, front::model))),
+    get(
+        &["/v1/models/{*id}"],
+        "Several models",
+        "one model",
+        Models(|m| on(m, models::model), |m| on(m, front::model)),
+    ),
     post(&["/v1/embeddings", "/embeddings"], "Embeddings", &EMBEDDINGS, Model(|m| on(m, embeddings::embeddings)))
         .says("embeddings in OpenAI's form")
         .forwarded(),
@@ -172,99 +116,48 @@ pub static ROUTES: &[Route] = &[
         &["/health", "/v1/health"],
         "Routes",
         "whether requests are accepted, and how many wait; 503 while shutting down",
-        Models(|m| on(m, super::health), |m| on(m, front::health)),
+        Models(|m| on(m, status::health), |m| on(m, front::health)),
     )
     .open(),
     get(
         &["/metrics"],
         "Routes",
         "counters and histograms in Prometheus' format",
-        Models(|m| on(m, super::metrics), |m| on(m, front::metrics)),
+        Models(|m| on(m, status::metrics), |m| on(m, front::metrics)),
     )
     .answers(Answer::Text),
     get(
         &["/engine"],
         "Routes",
         "geometry, resident experts, rates, routing, measured losses and costs of λ, recommended sampling",
-        Model(|m| on(m, super::engine)),
+        Model(|m| on(m, status::engine)),
     )
     .asks(LOADED),
-    post(&["/engine"], "Routes", &ROUTING, Model(|m| on(m, super::set_engine)))
+    post(&["/engine"], "Routes", &ROUTING, Model(|m| on(m, status::set_engine)))
         .says("changes routing from the next token on, for all clients")
         .admin(),
     get(
         &["/events"],
         "Routes",
         "for each step the requests that took part, their tokens, experts hit, missed and evicted, and rates",
-        Server(|m| on(m, super::events)),
+        Server(|m| on(m, events::events)),
     )
     .answers(Answer::Events),
     get(&["/openapi.json"], "OpenAPI", "the description of all routes", Server(|m| on(m, openapi::answer))).open(),
 ];
 
-const fn get(paths: &'static [&'static str], section: &'static str, summary: &'static str, handler: Handler) -> Route {
-    Route {
-        method: "GET",
-        filter: MethodFilter::GET,
-        paths,
-        access: Access::Key,
-        is_forwarded: false,
-        section,
-        summary,
-        query: &[],
-        body: None,
-        answer: Answer::Json,
-        handler,
-    }
+/// The route and the pattern that a request has matched. Of a method that its path does not have, it is the path's
+/// first.
+pub fn matched(request: &Request) -> Option<(&'static Route, &'static str)> {
+    let path = request.extensions().get::<MatchedPath>()?.as_str();
+    find(path, request.method())
 }
 
-const fn post(paths: &'static [&'static str], section: &'static str, body: &'static Object, handler: Handler) -> Route {
-    Route { method: "POST", filter: MethodFilter::POST, body: Some(body), ..get(paths, section, "", handler) }
-}
-
-impl Route {
-    const fn says(self, summary: &'static str) -> Self {
-        Route { summary, ..self }
-    }
-
-    const fn answers(self, answer: Answer) -> Self {
-        Route { answer, ..self }
-    }
-
-    const fn asks(self, query: &'static [Field]) -> Self {
-        Route { query, ..self }
-    }
-
-    const fn open(self) -> Self {
-        Route { access: Access::Open, ..self }
-    }
-
-    const fn admin(self) -> Self {
-        Route { access: Access::Admin, ..self }
-    }
-
-    const fn forwarded(self) -> Self {
-        Route { is_forwarded: true, ..self }
-    }
-
-    /// Whether the body has these fields.
-    pub fn has_body(&self, table: &Object) -> bool {
-        self.body.is_some_and(|body| body.name == table.name)
-    }
-
-    /// The route and the pattern that a request has matched. Of a method that its path does not have, it is the path's
-    /// first.
-    pub fn matched(request: &Request) -> Option<(&'static Route, &'static str)> {
-        let path = request.extensions().get::<MatchedPath>()?.as_str();
-        Route::find(path, request.method())
-    }
-
-    fn find(path: &str, method: &Method) -> Option<(&'static Route, &'static str)> {
-        let of = |route: &'static Route| Some((route, *route.paths.iter().find(|pattern| **pattern == path)?));
-        let mut all = ROUTES.iter().filter_map(of);
-        let first = all.next()?;
-        Some([first].into_iter().chain(all).find(|(route, _)| route.method == method.as_str()).unwrap_or(first))
-    }
+fn find(path: &str, method: &Method) -> Option<(&'static Route, &'static str)> {
+    let of = |route: &'static Route| Some((route, *route.paths.iter().find(|pattern| **pattern == path)?));
+    let mut all = ROUTES.iter().filter_map(of);
+    let first = all.next()?;
+    Some([first].into_iter().chain(all).find(|(route, _)| route.method == method.as_str()).unwrap_or(first))
 }
 
 /// The routes of a model.
@@ -281,7 +174,7 @@ pub fn of_models(front: Front) -> Router {
     let server = front.server.clone();
     built(front, |route| match route.handler {
         Server(handler) => handler(route.filter).with_state(server.clone()),
-        Model(_) => on(route.filter, move |state, request| front::dispatch(route, state, request)),
+        Model(_) => on(route.filter, move |state, request| dispatch(route, state, request)),
         Models(_, handler) => handler(route.filter),
     })
 }
@@ -292,13 +185,24 @@ fn built<S: Clone + Send + Sync + 'static>(state: S, handler: impl Fn(&'static R
     all.fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(state)
 }
 
+async fn not_found(request: Request) -> ApiError {
+    let message = format!("Unknown request URL: {} {}.", request.method(), excerpt(request.uri().path()));
+    ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
+}
+
+async fn method_not_allowed(request: Request) -> ApiError {
+    let message = format!("{} does not support the method {}.", request.uri().path(), request.method());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::route::Access;
 
     #[test]
     fn access_depends_on_path_and_method() {
-        let of = |path, method| Route::find(path, &method).map(|(route, pattern)| (route.access, pattern));
+        let of = |path, method| find(path, &method).map(|(route, pattern)| (route.access, pattern));
         assert_eq!(of("/", Method::GET), Some((Access::Open, "/")));
         assert_eq!(of("/engine", Method::GET), Some((Access::Key, "/engine")));
         assert_eq!(of("/engine", Method::HEAD), Some((Access::Key, "/engine")));
@@ -310,7 +214,7 @@ mod tests {
 
     #[test]
     fn only_routes_of_openais_api_are_forwarded() {
-        let forwarded = |path| Route::find(path, &Method::POST).unwrap().0.is_forwarded;
+        let forwarded = |path| find(path, &Method::POST).unwrap().0.is_forwarded;
         for path in ["/v1/chat/completions", "/completions", "/responses", "/embeddings", "/v1/messages/count_tokens"] {
             assert!(forwarded(path), "{path}");
         }

@@ -3,13 +3,13 @@
 use axum::extract::{Path, Request, State};
 use tokio::sync::oneshot;
 
-use super::{Result, body};
-use crate::error::{ApiError, Json};
+use super::body;
+use crate::error::{ApiError, Json, Result};
 use crate::queue::EngineCommand;
 use crate::request;
-use crate::server::App;
-use crate::sessions::check_name;
-use crate::slots::{SlotAction, SlotCommand};
+use crate::sequences::sessions::check_name;
+use crate::sequences::slots::{SlotAction, SlotCommand};
+use crate::state::App;
 
 /// All slots.
 pub async fn list(State(app): State<App>) -> Result<Json> {

@@ -6,7 +6,8 @@ use std::fs;
 use serde_json::Value;
 
 use super::openapi::description;
-use super::routes::{Access, ROUTES, Route};
+use super::route::{Access, Route};
+use super::routes::ROUTES;
 use crate::request::table::{Field, Kind, Object};
 use crate::request::unsupported::{IGNORED, UNSUPPORTED};
 

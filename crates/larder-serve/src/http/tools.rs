@@ -5,10 +5,12 @@ use axum::extract::{Request, State};
 use larder_engine::Sampling;
 use serde_json::json;
 
-use super::{Result, body, check_model, run_blocking};
-use crate::error::Json;
+use super::body;
+use super::models::check_model;
+use super::work::run_blocking;
+use crate::error::{Json, Result};
 use crate::request::{ChatRequest, DetokenizeRequest, TokenizeRequest};
-use crate::server::App;
+use crate::state::App;
 
 /// The token ids of a text.
 pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json> {

@@ -3,20 +3,21 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 use axum::Router;
 use axum::body::{Body, HttpBody};
 use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
 
-use super::ModelPool;
-use super::state::PoolState;
-use super::work::Running;
+/// Gives leases, and takes them back.
+pub trait Lender: Send + Sync {
+    /// Ends a lease of a model, for a load of this number.
+    fn give_back(self: Arc<Self>, model: usize, load: u64);
+}
 
 /// Keeps a model loaded until it is dropped.
 pub struct ModelLease {
-    pool: Arc<ModelPool>,
+    lender: Arc<dyn Lender>,
     model: usize,
     /// The number of the load that it is for.
     load: u64,
@@ -26,8 +27,8 @@ pub struct ModelLease {
 
 impl ModelLease {
     /// A lease that was counted.
-    pub(super) fn new(pool: Arc<ModelPool>, model: usize, running: &Running) -> Self {
-        ModelLease { pool, model, load: running.load, router: running.router.clone() }
+    pub fn new(lender: Arc<dyn Lender>, model: usize, load: u64, router: Router) -> Self {
+        ModelLease { lender, model, load, router }
     }
 
     /// A body that holds the lease until its end.
@@ -38,14 +39,7 @@ impl ModelLease {
 
 impl Drop for ModelLease {
     fn drop(&mut self) {
-        let (model, load) = (self.model, self.load);
-        self.pool.change(|state: &mut PoolState| {
-            let slot = &mut state.models[model];
-            slot.last_used = Some(Instant::now());
-            if let Some(running) = slot.phase.running_mut().filter(|running| running.load == load) {
-                running.leases = running.leases.saturating_sub(1);
-            }
-        });
+        self.lender.clone().give_back(self.model, self.load);
     }
 }
 

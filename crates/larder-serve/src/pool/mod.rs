@@ -16,56 +16,25 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::engine::{Engine, RoutingChange};
 use crate::error::ApiError;
-use crate::metrics::{Metrics, ModelMetrics};
 use crate::model::{ModelFacts, ServedModel};
-use crate::server::Shared;
+use crate::state::{App, Shared};
+use crate::telemetry::metrics::{Metrics, ModelMetrics};
 
 mod lease;
+mod source;
 mod state;
 mod work;
 
+use lease::Lender;
 pub use lease::ModelLease;
-use state::{Answers, LoadPhase, PoolSlot, PoolState, Waiting};
-use work::Step;
-
-/// Opens the models of a pool, by their index.
-pub trait ModelLoader: Send + Sync {
-    /// Opens a model and plans its memory, without loading weights. The error is one sentence.
-    fn open(&self, index: usize) -> Result<Box<dyn PlannedModel>, String>;
-}
-
-/// A model on disk with its memory plan.
-pub trait PlannedModel: Send {
-    /// Bytes that the plan needs beside those of the process.
-    fn bytes(&self) -> u64;
-
-    /// Loads the model and starts its engine. The error is one sentence.
-    fn start(self: Box<Self>) -> Result<(ServedModel, Box<dyn Engine>), String>;
-}
-
-/// Where the models of a server come from.
-pub enum ModelSource {
-    /// One model, which stays loaded.
-    Loaded(Box<ServedModel>, Box<dyn Engine>),
-    /// Several models, which are loaded for requests.
-    OnDemand(OnDemandModels),
-}
-
-/// Models that are loaded for requests.
-pub struct OnDemandModels {
-    /// Their names in the API; the first is that of requests that name none.
-    pub names: Vec<String>,
-    /// Opens them.
-    pub loader: Box<dyn ModelLoader>,
-    /// Memory for all that are loaded at a time.
-    pub memory_bytes: u64,
-    /// A model is unloaded after this time without a request; `None` for never.
-    pub unload_after: Option<Duration>,
-}
+pub use source::{ModelLoader, ModelSource, OnDemandModels, PlannedModel};
+use state::{Answers, LoadPhase, PoolSlot, PoolState, Step, Waiting};
 
 /// The models of a server, of which some are loaded.
 pub struct ModelPool {
     server: Shared,
+    /// Makes the routes of a loaded model.
+    routes: fn(App) -> Router,
     loader: Option<Box<dyn ModelLoader>>,
     memory_bytes: u64,
     unload_after: Option<Duration>,
@@ -102,17 +71,22 @@ pub struct ListedModel<'a> {
 
 impl ModelPool {
     /// A pool of models that are loaded for requests.
-    pub fn on_demand(server: Shared, models: OnDemandModels) -> Arc<Self> {
+    pub fn on_demand(server: Shared, routes: fn(App) -> Router, models: OnDemandModels) -> Arc<Self> {
         let OnDemandModels { names, loader, memory_bytes, unload_after } = models;
         let entry = |name| PoolEntry { name, aliases: vec![], metrics: Arc::default() };
         let entries = names.into_iter().map(entry).collect();
-        Arc::new(Self::of(server, entries, Some(loader), memory_bytes, unload_after))
+        Arc::new(Self::of(server, routes, entries, Some(loader), memory_bytes, unload_after))
     }
 
     /// A pool of one model, which stays loaded.
-    pub fn loaded(server: Shared, model: ServedModel, engine: Box<dyn Engine>) -> std::io::Result<Arc<Self>> {
+    pub fn loaded(
+        server: Shared,
+        routes: fn(App) -> Router,
+        model: ServedModel,
+        engine: Box<dyn Engine>,
+    ) -> std::io::Result<Arc<Self>> {
         let entry = PoolEntry { name: model.name.clone(), aliases: model.aliases.clone(), metrics: Arc::default() };
-        let pool = Arc::new(Self::of(server, vec![entry], None, u64::MAX, None));
+        let pool = Arc::new(Self::of(server, routes, vec![entry], None, u64::MAX, None));
         let running = pool.run(0, model, engine)?;
         pool.lock().models[0].now_loaded(running);
         Ok(pool)
@@ -120,6 +94,7 @@ impl ModelPool {
 
     fn of(
         server: Shared,
+        routes: fn(App) -> Router,
         entries: Vec<PoolEntry>,
         loader: Option<Box<dyn ModelLoader>>,
         memory_bytes: u64,
@@ -129,6 +104,7 @@ impl ModelPool {
         let state = Mutex::new(PoolState { models, ..PoolState::default() });
         ModelPool {
             server,
+            routes,
             loader,
             memory_bytes,
             unload_after,
@@ -244,7 +220,7 @@ impl ModelPool {
         running.leases += 1;
         slot.last_used = Some(Instant::now());
         let running = slot.phase.running()?;
-        Some(ModelLease::new(self.clone(), model, running))
+        Some(ModelLease::new(self.clone(), model, running.load, running.router.clone()))
     }
 
     /// Changes the state, and then does all that has become possible.
@@ -410,5 +386,17 @@ impl ModelPool {
     fn lock(&self) -> MutexGuard<'_, PoolState> {
         // No code here panics halfway through a change, so a poisoned lock guards a valid state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lender for ModelPool {
+    fn give_back(self: Arc<Self>, model: usize, load: u64) {
+        self.change(|state| {
+            let slot = &mut state.models[model];
+            slot.last_used = Some(Instant::now());
+            if let Some(running) = slot.phase.running_mut().filter(|running| running.load == load) {
+                running.leases = running.leases.saturating_sub(1);
+            }
+        });
     }
 }

@@ -1,16 +1,18 @@
 //! The phases of the models of a pool, and the line of requests that wait for one.
 
 use std::collections::VecDeque;
+use std::thread::JoinHandle;
 use std::time::Instant;
 
+use axum::Router;
 use tokio::sync::oneshot;
 
-use super::PlannedModel;
 use super::lease::ModelLease;
-use super::work::Running;
+use super::source::PlannedModel;
 use crate::engine::RoutingChange;
 use crate::error::ApiError;
 use crate::model::ModelFacts;
+use crate::state::App;
 
 /// The models and the line.
 #[derive(Default)]
@@ -51,6 +53,32 @@ pub enum LoadPhase {
     Loading,
     Loaded(Running),
     Unloading,
+}
+
+/// A loaded model. Its decode thread ends when it is dropped.
+pub struct Running {
+    pub app: App,
+    pub router: Router,
+    /// Requests that keep it loaded.
+    pub leases: usize,
+    pub decoding: Option<JoinHandle<()>>,
+    /// The number of its load.
+    pub load: u64,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.app.queue.close();
+    }
+}
+
+/// The next step of a pool.
+pub enum Step {
+    /// Look again.
+    Again,
+    Open(usize),
+    Load(usize),
+    Unload(usize),
 }
 
 /// A request that waits for its model.

@@ -4,47 +4,21 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Instant;
 
-use axum::Router;
 use larder_os::give_back_freed_memory;
 
-use super::state::{Answers, LoadPhase, PoolState};
-use super::{ModelPool, PlannedModel};
+use super::ModelPool;
+use super::source::PlannedModel;
+use super::state::{Answers, LoadPhase, PoolState, Running, Step};
+use crate::decode;
 use crate::engine::Engine;
 use crate::error::ApiError;
 use crate::model::ServedModel;
 use crate::queue::RequestQueue;
-use crate::server::{App, ServerState};
-use crate::sessions::{SessionDisk, Sessions};
-use crate::{decode, http};
-
-/// A loaded model. Its decode thread ends when it is dropped.
-pub struct Running {
-    pub app: App,
-    pub router: Router,
-    /// Requests that keep it loaded.
-    pub leases: usize,
-    decoding: Option<JoinHandle<()>>,
-    /// The number of its load.
-    pub load: u64,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.app.queue.close();
-    }
-}
-
-/// The next step of a pool.
-pub enum Step {
-    /// Look again.
-    Again,
-    Open(usize),
-    Load(usize),
-    Unload(usize),
-}
+use crate::sequences::sessions::{SessionDisk, Sessions};
+use crate::state::{App, ServerState};
 
 impl ModelPool {
     /// Begins a step.
@@ -162,7 +136,7 @@ impl ModelPool {
         let end = EndOnDrop { pool: self.clone(), app: app.clone(), model, load };
         let decoding =
             thread::Builder::new().name("decode".into()).spawn(move || decode::run(&end.app, engine, sessions))?;
-        Ok(Running { router: http::of_model(app.clone()), app, leases: 0, decoding: Some(decoding), load })
+        Ok(Running { router: (self.routes)(app.clone()), app, leases: 0, decoding: Some(decoding), load })
     }
 
     /// The folder of a model's sequences: several models have one each.

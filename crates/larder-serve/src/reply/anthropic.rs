@@ -9,8 +9,8 @@ use super::{
     response_id,
 };
 use crate::error::ApiError;
-use crate::error_form::ErrorForm;
-use crate::job::{GenerationSummary, SampledToken};
+use crate::error::form::ErrorForm;
+use crate::queue::job::{GenerationSummary, SampledToken};
 
 /// Builds the response to one request.
 pub struct AnthropicFormat {

@@ -4,7 +4,7 @@ use larder_engine::FinishReason;
 use serde_json::{Value, json};
 
 use super::{Answer, AnswerMessage, CONTEXT_USE, MessagePart, ResponseEvent, ResponseFormat, timings};
-use crate::job::{GenerationSummary, SampledToken};
+use crate::queue::job::{GenerationSummary, SampledToken};
 
 /// Builds the response to one request.
 pub struct LlamaFormat {

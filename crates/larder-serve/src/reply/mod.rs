@@ -18,7 +18,7 @@ use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinSet;
 
 use crate::error::{ApiError, Json};
-use crate::job::{GenerationEvent, GenerationSummary, SampledToken};
+use crate::queue::job::{GenerationEvent, GenerationSummary, SampledToken};
 
 pub use anthropic::AnthropicFormat;
 pub use llama::LlamaFormat;

@@ -10,8 +10,8 @@ use super::{
     Answer, AnswerMessage, CONTEXT_USE, Framing, MessagePart, ResponseEvent, ResponseFormat, ToolCall, parsed_arguments,
 };
 use crate::error::ApiError;
-use crate::error_form::ErrorForm;
-use crate::job::{GenerationSummary, SampledToken};
+use crate::error::form::ErrorForm;
+use crate::queue::job::{GenerationSummary, SampledToken};
 
 /// The endpoint that was called.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

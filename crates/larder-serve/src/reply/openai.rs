@@ -9,7 +9,7 @@ use super::{
     Answer, AnswerMessage, CONTEXT_USE, Framing, MessagePart, ResponseEvent, ResponseFormat, ToolCall, response_id,
     timings,
 };
-use crate::job::{GenerationSummary, SampledToken, TokenLogprob};
+use crate::queue::job::{GenerationSummary, SampledToken, TokenLogprob};
 use crate::request::GenerationParams;
 
 /// The endpoint that was called.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::blocks::{AnswerBlock, AnswerBlocks, BlockChange, BlockKind};
 use super::{Answer, AnswerMessage, CONTEXT_USE, MessagePart, ResponseEvent, ResponseFormat, ToolCall, response_id};
 use crate::error::ApiError;
-use crate::job::{GenerationSummary, SampledToken};
+use crate::queue::job::{GenerationSummary, SampledToken};
 use crate::request::Namespaces;
 
 /// Builds the response to one request.

@@ -12,7 +12,7 @@ use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::{Answer, Framing, MessageBuilder, PendingAnswer, ResponseEvent, ResponseFormat};
-use crate::job::{GenerationEvent, GenerationSummary, SampledToken};
+use crate::queue::job::{GenerationEvent, GenerationSummary, SampledToken};
 
 /// Interval of keep-alive comments: proxies close connections that are silent for long.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);

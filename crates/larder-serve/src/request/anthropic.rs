@@ -7,15 +7,14 @@ use super::context::CONTEXT_FULL;
 use super::dialogue::Dialogue;
 use super::fields::Fields;
 use super::format::SCHEMA;
+use super::neutral::Neutral;
 use super::parts::{self, Author, CONTENT, PART_FIELDS};
 use super::settings::{self, EFFORT, MODEL, REPETITION_PENALTY, SAMPLING, STOPS, STREAM, TEMPLATE_KWARGS};
 use super::table::{Field, Kind, Object, field};
 use super::tools::OfferedTools;
-use super::unsupported::{IGNORED, METADATA, Neutral, UNSUPPORTED, refused, unread};
+use super::unsupported::{IGNORED, METADATA, UNSUPPORTED, refused, unread};
 use super::{ChatRequest, GenerationParams, RequestedFormat};
-use crate::error::ApiError;
-
-type Result<T> = std::result::Result<T, ApiError>;
+use crate::error::{ApiError, Result};
 
 /// The fields of `/v1/messages`.
 pub static ANTHROPIC: Object = Object {
@@ -156,26 +155,13 @@ fn chat(fields: &Fields) -> Result<ChatRequest> {
     let (messages, continues) = messages(fields)?;
     let offered = tools(fields)?;
     let mut params = GenerationParams {
-        choices: 1,
-        model: settings::model(fields),
-        sampling: settings::sampling_params(fields, &["repetition_penalty"]),
-        seed: settings::seed(fields),
         stop: settings::stop_strings(fields, "stop_sequences")?,
-        stream: fields.flag("stream"),
-        context_full: super::context::context_full(fields),
         format: format(fields)?,
-        ..GenerationParams::default()
+        ..settings::shared_params(fields, fields, &["repetition_penalty"])
     };
-    let chat = ChatRequest {
-        messages,
-        continues,
-        tools: offered.requested()?,
-        separate_reasoning: true,
-        extra: extra(fields)?,
-        ..ChatRequest::default()
-    };
+    let (tools, extra) = (offered.requested()?, extra(fields)?);
     params.notes = offered.notes.into_iter().chain(fields.unknown()).collect();
-    Ok(ChatRequest { params, ..chat })
+    Ok(ChatRequest { params, messages, continues, tools, separate_reasoning: true, extra, ..ChatRequest::default() })
 }
 
 /// Edits of the history, of which this server makes none: reasoning is in the prompt as far as the chat template prints
@@ -202,10 +188,8 @@ fn format(fields: &Fields) -> Result<Option<RequestedFormat>> {
 }
 
 fn extra(fields: &Fields) -> Result<Map<String, Value>> {
-    let mut extra = settings::extra(fields);
-    if let Some(effort) = fields.object("output_config")?.and_then(|config| config.string("effort")) {
-        extra.entry("reasoning_effort").or_insert(effort.into());
-    }
+    let effort = fields.object("output_config")?.and_then(|config| config.string("effort"));
+    let mut extra = settings::extra(fields, effort);
     if let Some(thinking) = fields.object("thinking")? {
         extra.entry("enable_thinking").or_insert((thinking.string("type") != Some("disabled")).into());
     }

@@ -2,9 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::error::ApiError;
-
-type Result<T> = std::result::Result<T, ApiError>;
+use crate::error::{ApiError, Result};
 
 /// Messages as chat templates read them. Reasoning, text and calls of an assistant's turn become one message.
 #[derive(Default)]

@@ -3,9 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::table::{Field, Kind, Object};
-use crate::error::{ApiError, excerpt};
-
-type Result<T> = std::result::Result<T, ApiError>;
+use crate::error::{ApiError, Result, excerpt};
 
 /// The fields of an object, as its table has them; a null counts as absent.
 pub struct Fields<'a> {

@@ -5,9 +5,7 @@ use larder_text::TextFormat;
 use super::fields::Fields;
 use super::table::{Field, Kind, Object, field};
 use super::unsupported::unread;
-use crate::error::ApiError;
-
-type Result<T> = std::result::Result<T, ApiError>;
+use crate::error::{ApiError, Result};
 
 /// What the answer has to match, and the field that says so.
 #[derive(Clone, PartialEq, Debug)]

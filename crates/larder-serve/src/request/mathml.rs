@@ -1,10 +1,10 @@
 //! The body of `/mathml`.
 
 use super::fields::Fields;
+use super::json;
 use super::table::{Kind, Object, field};
-use super::{Result, json};
-use crate::error::ApiError;
-use crate::formula::Formula;
+use crate::error::{ApiError, Result};
+use crate::page::formula::Formula;
 
 /// Formulas of a request.
 const FORMULAS_MAX: usize = 64;

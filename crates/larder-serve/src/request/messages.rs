@@ -6,9 +6,7 @@ use super::fields::Fields;
 use super::parts::{Author, CONTENT, content};
 use super::table::{Kind, Object, field};
 use super::unsupported::unread;
-use crate::error::ApiError;
-
-type Result<T> = std::result::Result<T, ApiError>;
+use crate::error::{ApiError, Result};
 
 /// Roles of OpenAI's API.
 const ROLES: Kind = Kind::Choice(&["system", "developer", "user", "assistant", "tool", "function"]);

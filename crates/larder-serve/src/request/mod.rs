@@ -9,6 +9,7 @@ mod format;
 mod infill;
 mod mathml;
 mod messages;
+mod neutral;
 mod ollama;
 mod parts;
 mod responses;
@@ -22,7 +23,7 @@ use larder_text::ContextFull;
 use serde_json::{Map, Value};
 
 use crate::engine::RoutingChange;
-use crate::error::ApiError;
+use crate::error::{ApiError, Result};
 pub use anthropic::{ANTHROPIC, ANTHROPIC_COUNT};
 pub use embeddings::{EMBED, EMBED_ONE, EMBEDDINGS, EmbeddingRequest, EmbeddingStyle};
 use fields::{Fields, wrong_type};
@@ -39,8 +40,6 @@ pub use tokens::{DETOKENIZE, DetokenizeRequest, TOKENIZE, TokenizeRequest};
 use tools::OfferedTools;
 pub use tools::{Namespaces, RequestedTools, ToolChoice};
 use unsupported::{IGNORED, METADATA, UNSUPPORTED, unread};
-
-type Result<T> = std::result::Result<T, ApiError>;
 
 /// Limit of `top_logprobs`.
 const TOP_LOGPROBS: i128 = 20;
@@ -234,7 +233,7 @@ impl ChatRequest {
             messages,
             tools: offered.requested()?,
             separate_reasoning: fields.string("reasoning_format") != Some("none"),
-            extra: extra(&fields),
+            extra: extra(&fields, None),
             ..ChatRequest::default()
         };
         params.notes = offered.notes.into_iter().chain(fields.unknown()).collect();

@@ -8,15 +8,14 @@ use serde_json::{Map, Value};
 use super::context::CONTEXT_FULL;
 use super::dialogue::Dialogue;
 use super::fields::Fields;
+use super::neutral::Neutral;
 use super::parts::{self, Author, CONTENT};
 use super::settings::{self, EFFORT, LIMIT, MODEL, REPEAT_PENALTY, SAMPLING, STOPS, TEMPLATE_KWARGS, stop_strings};
 use super::table::{Field, Kind, Object, field};
 use super::tools::{OfferedTools, TOOLS};
-use super::unsupported::{Neutral, UNSUPPORTED, refused, unread};
+use super::unsupported::{UNSUPPORTED, refused, unread};
 use super::{ChatRequest, CompletionRequest, GenerationParams, Prompt, RequestedFormat};
-use crate::error::ApiError;
-
-type Result<T> = std::result::Result<T, ApiError>;
+use crate::error::{ApiError, Result};
 
 static OPTIONS: Object = Object {
     name: "OllamaOptions",
@@ -218,17 +217,11 @@ fn params(fields: &Fields) -> Result<GenerationParams> {
     let empty = Value::Object(Map::new());
     let options = fields.object("options")?.map_or_else(|| Fields::of(&empty, "options", &OPTIONS), Ok)?;
     Ok(GenerationParams {
-        choices: 1,
-        model: settings::model(fields),
         max_tokens: Some(options.count("num_predict").filter(|n| *n > 0).unwrap_or(usize::MAX)),
-        sampling: settings::sampling_params(&options, &["repeat_penalty"]),
-        seed: settings::seed(&options),
         stop: stop_strings(&options, "stop")?,
-        stream: fields.flag("stream"),
-        context_full: super::context::context_full(fields),
         keep: options.count("num_keep"),
         format: format(fields),
-        ..GenerationParams::default()
+        ..settings::shared_params(fields, &options, &["repeat_penalty"])
     })
 }
 
@@ -243,7 +236,7 @@ fn format(fields: &Fields) -> Option<RequestedFormat> {
 
 /// `think` is whether to reason, or how much.
 fn extra(fields: &Fields) -> Map<String, Value> {
-    let mut extra = settings::extra(fields);
+    let mut extra = settings::extra(fields, None);
     match fields.get("think") {
         Some(Value::String(effort)) => {
             extra.entry("enable_thinking").or_insert(true.into());

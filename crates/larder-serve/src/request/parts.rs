@@ -4,9 +4,7 @@ use serde_json::Value;
 
 use super::fields::{Fields, wrong_type};
 use super::table::{Field, Kind, Object, field};
-use crate::error::{ApiError, excerpt};
-
-type Result<T> = std::result::Result<T, ApiError>;
+use crate::error::{ApiError, Result, excerpt};
 
 /// Whose content it is, which decides on what cannot be read as text: a question about it is refused, a tool's result
 /// goes on without it.

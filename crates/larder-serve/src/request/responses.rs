@@ -7,15 +7,14 @@ use super::context::{CONTEXT_FULL, TRUNCATION};
 use super::dialogue::Dialogue;
 use super::fields::Fields;
 use super::format::{FORMAT_TYPES, SCHEMA};
+use super::neutral::Neutral;
 use super::parts::{self, Author, CONTENT};
 use super::settings::{self, EFFORT, MODEL, REPETITION_PENALTY, SAMPLING, STREAM, TEMPLATE_KWARGS};
 use super::table::{Kind, Object, field};
 use super::tools::{CHOICES, Namespaces, OfferedTools, PARALLEL, flat_name};
-use super::unsupported::{IGNORED, Neutral, UNSUPPORTED, refused, unread};
+use super::unsupported::{IGNORED, UNSUPPORTED, refused, unread};
 use super::{ChatRequest, GenerationParams, RequestedFormat};
-use crate::error::{ApiError, excerpt};
-
-type Result<T> = std::result::Result<T, ApiError>;
+use crate::error::{ApiError, Result, excerpt};
 
 const NO_RESPONSES: &str = "this server keeps no responses; give the whole conversation as 'input'";
 
@@ -162,15 +161,10 @@ impl ResponsesRequest {
         let messages = messages(&fields, &mut notes)?;
         let offered = tools(&fields)?;
         let mut params = GenerationParams {
-            choices: 1,
-            model: settings::model(&fields),
             max_tokens: fields.count("max_output_tokens"),
-            sampling: settings::sampling_params(&fields, &["repetition_penalty"]),
-            seed: settings::seed(&fields),
-            stream: fields.flag("stream"),
             context_full: super::context::truncation(&fields),
             format: format(&fields)?,
-            ..GenerationParams::default()
+            ..settings::shared_params(&fields, &fields, &["repetition_penalty"])
         };
         let (tools, extra) = (offered.requested()?, extra(&fields)?);
         params.notes = notes.into_iter().chain(offered.notes).chain(fields.unknown()).collect();
@@ -180,11 +174,8 @@ impl ResponsesRequest {
 }
 
 fn extra(fields: &Fields) -> Result<Map<String, Value>> {
-    let mut extra = settings::extra(fields);
-    if let Some(effort) = fields.object("reasoning")?.and_then(|reasoning| reasoning.string("effort")) {
-        extra.entry("reasoning_effort").or_insert(effort.into());
-    }
-    Ok(extra)
+    let effort = fields.object("reasoning")?.and_then(|reasoning| reasoning.string("effort"));
+    Ok(settings::extra(fields, effort))
 }
 
 /// `text.format`, whose schema is not nested as in a chat's `response_format`.

@@ -105,27 +105,35 @@ impl SamplingParams {
     }
 }
 
+/// The parameters that all APIs have: those of `fields`, and those of sampling, which may be in an object of their own.
+/// Of the `penalties`, names of the same, the first that is given counts.
+pub fn shared_params(fields: &Fields, sampling: &Fields, penalties: &[&str]) -> GenerationParams {
+    GenerationParams {
+        choices: 1,
+        model: model(fields),
+        sampling: sampling_params(sampling, penalties),
+        // Any 64-bit integer, signed or unsigned.
+        seed: sampling.integer("seed").map(|seed| seed as u64),
+        stream: fields.flag("stream"),
+        context_full: context::context_full(fields),
+        ..GenerationParams::default()
+    }
+}
+
 pub fn generation_params(fields: &Fields) -> Result<GenerationParams> {
     let options = fields.object("stream_options")?;
     // Other names are those of llama.cpp's server.
     let limits = ["max_completion_tokens", "max_tokens", "n_predict"].map(|field| fields.count(field));
     Ok(GenerationParams {
         choices: fields.count("n").unwrap_or(1),
-        model: model(fields),
         max_tokens: limits.into_iter().flatten().next(),
-        sampling: sampling_params(fields, &["repetition_penalty", "repeat_penalty"]),
-        seed: seed(fields),
         logit_bias: logit_bias(fields)?,
         stop: stop_strings(fields, "stop")?,
-        stream: fields.flag("stream"),
         include_usage: options.is_some_and(|options| options.flag("include_usage")),
-        logprobs: None,
         ignore_eos: fields.flag("ignore_eos"),
-        echo: false,
-        context_full: context::context_full(fields),
         keep: fields.count("n_keep"),
         format: format::requested_format(fields)?,
-        notes: vec![],
+        ..shared_params(fields, fields, &["repetition_penalty", "repeat_penalty"])
     })
 }
 
@@ -133,8 +141,7 @@ pub fn model(fields: &Fields) -> Option<String> {
     fields.string("model").map(str::to_owned)
 }
 
-/// Sampling parameters, with the penalty that is given first.
-pub fn sampling_params(fields: &Fields, penalties: &[&str]) -> SamplingParams {
+fn sampling_params(fields: &Fields, penalties: &[&str]) -> SamplingParams {
     SamplingParams {
         temperature: fields.number("temperature"),
         top_p: fields.number("top_p"),
@@ -172,11 +179,6 @@ pub fn logit_bias(fields: &Fields) -> Result<Vec<(u32, f32)>> {
     map.iter().map(pair).collect()
 }
 
-/// Any 64-bit integer, signed or unsigned.
-pub fn seed(fields: &Fields) -> Option<u64> {
-    fields.integer("seed").map(|seed| seed as u64)
-}
-
 /// The stop strings of a field.
 pub fn stop_strings(fields: &Fields, field: &str) -> Result<Vec<String>> {
     let name = fields.name(field);
@@ -194,10 +196,11 @@ pub fn stop_strings(fields: &Fields, field: &str) -> Result<Vec<String>> {
     Err(ApiError::invalid_field(name, "invalid_value", message))
 }
 
-/// Variables that some chat templates read beside the messages.
-pub fn extra(fields: &Fields) -> Map<String, Value> {
+/// Variables that some chat templates read beside the messages. Some APIs have the effort in an object of their own,
+/// where `nested` is from.
+pub fn extra(fields: &Fields, nested: Option<&str>) -> Map<String, Value> {
     let mut extra = fields.get("chat_template_kwargs").and_then(Value::as_object).cloned().unwrap_or_default();
-    if let Some(effort) = fields.string("reasoning_effort") {
+    if let Some(effort) = fields.string("reasoning_effort").or(nested) {
         extra.entry("reasoning_effort").or_insert(effort.into());
     }
     extra

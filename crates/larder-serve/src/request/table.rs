@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::fields::{whole, wrong_type};
-use super::unsupported::Neutral;
+use super::neutral::Neutral;
 use crate::error::{ApiError, excerpt};
 
 /// An object of a request.

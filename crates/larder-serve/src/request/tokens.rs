@@ -3,7 +3,8 @@
 use super::fields::Fields;
 use super::settings::MODEL;
 use super::table::{Kind, Object, field};
-use super::{Result, TOKENS, ids, json};
+use super::{TOKENS, ids, json};
+use crate::error::Result;
 
 /// The fields of `/tokenize`.
 pub static TOKENIZE: Object = Object {

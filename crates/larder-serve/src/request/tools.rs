@@ -8,9 +8,7 @@ use serde_json::{Value, json};
 use super::fields::Fields;
 use super::table::{Field, Kind, Object, field};
 use super::unsupported::unread;
-use crate::error::{ApiError, excerpt};
-
-type Result<T> = std::result::Result<T, ApiError>;
+use crate::error::{ApiError, Result, excerpt};
 
 /// Longest name of a tool.
 const NAME_BYTES_MAX: usize = 128;

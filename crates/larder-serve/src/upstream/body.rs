@@ -18,7 +18,7 @@ use tokio::time::timeout_at;
 
 use super::UpstreamAway;
 use crate::error::ApiError;
-use crate::error_form::ErrorForm;
+use crate::error::form::ErrorForm;
 
 /// A complete answer, which keeps its room until the client has it.
 struct CompleteAnswer {

@@ -15,9 +15,9 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::{timeout, timeout_at};
 
-use crate::connection::BUFFER_BYTES;
 use crate::error::ApiError;
-use crate::error_form::ErrorForm;
+use crate::error::form::ErrorForm;
+use crate::net::connection::BUFFER_BYTES;
 
 mod address;
 mod body;

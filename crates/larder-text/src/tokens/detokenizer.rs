@@ -2,6 +2,21 @@
 
 use crate::tokens::{detokenizer_steps::DetokenizerStep, tokenizer::Tokenizer};
 
+impl Tokenizer {
+    /// The text of `ids`. Ids outside the vocabulary add nothing.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        let mut detokenizer = self.detokenizer(skip_special);
+        let mut text: String = ids.iter().map(|id| detokenizer.push(*id)).collect();
+        text.push_str(&detokenizer.finish());
+        text
+    }
+
+    /// A detokenizer, which decodes one id at a time.
+    pub fn detokenizer(&self, skip_special: bool) -> Detokenizer<'_> {
+        Detokenizer { tokenizer: self, steps: self.steps.clone(), skip_special, shown: &[] }
+    }
+}
+
 /// Turns token ids into text one at a time.
 ///
 /// The concatenated pieces equal the text of decoding all ids at once. A piece never ends within a character: an
@@ -16,10 +31,6 @@ pub struct Detokenizer<'a> {
 }
 
 impl<'a> Detokenizer<'a> {
-    pub(crate) fn new(tokenizer: &'a Tokenizer, steps: Vec<DetokenizerStep>, skip_special: bool) -> Self {
-        Detokenizer { tokenizer, steps, skip_special, shown: &[] }
-    }
-
     /// Leaves these special tokens in the text.
     pub fn showing(self, shown: &'a [u32]) -> Self {
         Detokenizer { shown, ..self }

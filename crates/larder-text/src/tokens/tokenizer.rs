@@ -6,7 +6,6 @@ use larder_os::give_back_freed_memory;
 use tokenizers::{AddedToken, Model, ModelWrapper};
 
 use super::{
-    detokenizer::Detokenizer,
     detokenizer_steps::{self, DetokenizerStep},
     precheck::TokenizerPrecheck,
     tokenizer_config::{ConfigError, TokenizerConfig},
@@ -32,7 +31,7 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     /// Length of the longest token in bytes, as the vocabulary spells it.
     longest_token: usize,
-    steps: Vec<DetokenizerStep>,
+    pub(super) steps: Vec<DetokenizerStep>,
 }
 
 /// What a token stands for in a text.
@@ -113,19 +112,6 @@ impl Tokenizer {
     /// are not worth the memory.
     pub fn longest_text(&self, context: usize) -> usize {
         context.saturating_mul(self.longest_token.clamp(1, TOKEN_BYTES))
-    }
-
-    /// The text of `ids`. Ids outside the vocabulary add nothing.
-    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
-        let mut detokenizer = self.detokenizer(skip_special);
-        let mut text: String = ids.iter().map(|id| detokenizer.push(*id)).collect();
-        text.push_str(&detokenizer.finish());
-        text
-    }
-
-    /// A detokenizer, which decodes one id at a time.
-    pub fn detokenizer(&self, skip_special: bool) -> Detokenizer<'_> {
-        Detokenizer::new(self, self.steps.clone(), skip_special)
     }
 
     /// The id of a token, by its spelling in the vocabulary.

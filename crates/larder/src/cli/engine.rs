@@ -16,7 +16,7 @@ pub const OPTION: &str = "option";
 
 /// Parts of an engine whose settings a command takes.
 pub mod takes {
-    use super::SettingPart::{
+    use larder_runtime::settings::SettingPart::{
         Battery, Cache, CacheSize, Compute, Context, Device, Edge, HotSet, Measurement, Reading, Routing, Speculation,
     };
 
@@ -232,11 +232,20 @@ mod tests {
     }
 
     /// The short and the whole help of a command, on a screen of 100 columns.
-    fn helps(name: &str) -> [String; 2] {
+    fn helps(path: &str) -> [String; 2] {
         let mut cli = Cli::command().term_width(100);
         cli.build();
-        let command = cli.find_subcommand_mut(name).unwrap();
+        let command = path.split(' ').fold(&mut cli, |command, name| command.find_subcommand_mut(name).unwrap());
         [command.render_help(), command.render_long_help()].map(|help| help.to_string())
+    }
+
+    #[test]
+    fn help_of_sweeps_and_replays_fits_on_a_screen() {
+        for (path, hidden) in [("eval sweep", "--prune"), ("lab sweep", "--heat-layer"), ("lab replay", "--overlap")] {
+            let [short, whole] = helps(path);
+            assert!(short.lines().count() <= 40, "{path}:\n{short}");
+            assert!(!short.contains(hidden) && whole.contains(hidden), "{path}");
+        }
     }
 
     #[test]

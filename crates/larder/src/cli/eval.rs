@@ -234,11 +234,11 @@ pub struct EvalSweepArgs {
     #[command(flatten)]
     pub grid: GridFlags,
     /// Measure a part of the strategies and sizes, as 0/4, 1/4, 2/4 or 3/4 on four machines
-    #[arg(long, value_name = "I/N", default_value = "0/1", hide_default_value = true)]
+    #[arg(long, hide_short_help = true, value_name = "I/N", default_value = "0/1", hide_default_value = true)]
     #[arg(help_heading = heading::OUTPUT)]
     pub part: SweepPart,
     /// Mark strategies that raise perplexity by more than this share
-    #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = parse_share, help_heading = heading::OUTPUT)]
+    #[arg(long, hide_short_help = true, value_name = "SHARE", default_value_t = 0.01, value_parser = parse_share, help_heading = heading::OUTPUT)]
     pub max_loss: f64,
     #[command(flatten)]
     pub engine: EngineFlags<{ takes::SWEEP }>,
@@ -268,30 +268,30 @@ fn parse_share(text: &str) -> Result<f64, String> {
 #[derive(Args, Clone, Default)]
 #[command(next_help_heading = heading::ROUTING)]
 pub struct GridFlags {
-    /// Values of λ for the strategy prior (without any strategy flag: a few values for each strategy)
+    /// Values of λ for prior; without any strategy flag a few of each
     #[arg(long, value_name = "L,L", value_delimiter = ',')]
     pub lambda: Vec<String>,
     /// Source of the spread Δ for prior
-    #[arg(long, value_name = "D,D", value_delimiter = ',', default_values_t = [DeltaFlag::Running])]
+    #[arg(long, hide_short_help = true, value_name = "D,D", value_delimiter = ',', default_values_t = [DeltaFlag::Running])]
     pub delta: Vec<DeltaFlag>,
     /// KL budgets for prior, in nats
-    #[arg(long, value_name = "B,B", value_delimiter = ',')]
+    #[arg(long, hide_short_help = true, value_name = "B,B", value_delimiter = ',')]
     pub budget: Vec<String>,
     /// Values of M for max-rank
-    #[arg(long, value_name = "M,M", value_delimiter = ',')]
+    #[arg(long, hide_short_help = true, value_name = "M,M", value_delimiter = ',')]
     pub max_rank: Vec<String>,
     /// Values of P for cumsum
-    #[arg(long, value_name = "P,P", value_delimiter = ',')]
+    #[arg(long, hide_short_help = true, value_name = "P,P", value_delimiter = ',')]
     pub cumsum: Vec<String>,
     /// Values of H for prune
-    #[arg(long, value_name = "H,H", value_delimiter = ',')]
+    #[arg(long, hide_short_help = true, value_name = "H,H", value_delimiter = ',')]
     pub prune: Vec<String>,
     /// Any other strategy, with rules for missing experts, as --routing takes it: prior:lambda=0.03+light:tau=0.05 (may
     /// be repeated)
     #[arg(long, value_name = "STRATEGY")]
     pub strategy: Vec<RoutingSpec>,
     /// Number of best experts that prior, max-rank and cumsum always keep (default: 1, or 0 if the model chooses one)
-    #[arg(long, value_name = "J")]
+    #[arg(long, hide_short_help = true, value_name = "J")]
     pub keep: Option<usize>,
 }
 

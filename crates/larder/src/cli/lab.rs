@@ -10,6 +10,7 @@ use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 
 use super::output::{OutputFile, ReplaceFlag};
+use super::traces::{TraceFlags, parse_range};
 use super::{ByteSize, at_least_one, byte_size, heading};
 use crate::models::default_model;
 
@@ -146,29 +147,10 @@ pub struct SynthArgs {
     pub replace: ReplaceFlag,
 }
 
-/// The traces to use.
-#[derive(Args)]
-pub struct TraceFlags {
-    /// Traces of one model: larder's own files, or the formats that `larder lab import` reads
-    #[arg(required = true)]
-    pub traces: Vec<PathBuf>,
-    /// Use only sequences A to B-1, counted from 0 over all traces
-    #[arg(long, value_name = "A..B", value_parser = parse_range)]
-    pub sequences: Option<Range<usize>>,
-}
-
 /// Parses experts per layer, as in `16x`.
 fn experts_per_layer(text: &str) -> Result<usize, String> {
     let digits = text.strip_suffix('x').ok_or_else(|| "must be slots per layer, as in 16x".to_owned())?;
     digits.parse().map_err(|_| "must be slots per layer, as in 16x".into())
-}
-
-fn parse_range(text: &str) -> Result<Range<usize>, String> {
-    let parts = text.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
-    match parts {
-        Some((a, b)) if a < b => Ok(a..b),
-        _ => Err("must be a range such as 0..40".into()),
-    }
 }
 
 /// How a trace is replayed.
@@ -176,10 +158,10 @@ fn parse_range(text: &str) -> Result<Range<usize>, String> {
 #[command(next_help_heading = heading::CACHE)]
 pub struct ReplayFlags {
     /// Scratch slots, shared by all layers: extra slots for experts that pass through without displacing others
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 0)]
     pub scratch: usize,
     /// Start each sequence with the cache of the previous one, not with an empty cache
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub carry: bool,
     /// Trained weights for the policy learned
     #[arg(long, value_name = "FILE")]
@@ -196,19 +178,19 @@ pub struct ProfileFlags {
     #[arg(long, value_name = "SIZE", value_parser = byte_size)]
     pub expert_bytes: Option<ByteSize>,
     /// SSD throughput per second
-    #[arg(long, value_name = "SIZE", value_parser = byte_size, default_value = "2G", requires = "expert_bytes")]
+    #[arg(long, hide_short_help = true, value_name = "SIZE", value_parser = byte_size, default_value = "2G", requires = "expert_bytes")]
     pub ssd_rate: ByteSize,
     /// Memory bandwidth per second
-    #[arg(long, value_name = "SIZE", value_parser = byte_size, default_value = "30G", requires = "expert_bytes")]
+    #[arg(long, hide_short_help = true, value_name = "SIZE", value_parser = byte_size, default_value = "30G", requires = "expert_bytes")]
     pub memory_rate: ByteSize,
     /// Milliseconds per token outside the experts
-    #[arg(long, value_name = "MS", default_value_t = 5.0, requires = "expert_bytes")]
+    #[arg(long, hide_short_help = true, value_name = "MS", default_value_t = 5.0, requires = "expert_bytes")]
     pub compute_ms: f64,
     /// Microseconds of latency per read
-    #[arg(long, value_name = "US", default_value_t = 100.0, requires = "expert_bytes")]
+    #[arg(long, hide_short_help = true, value_name = "US", default_value_t = 100.0, requires = "expert_bytes")]
     pub latency_us: f64,
     /// Share of the compute time that can overlap with reads, 0 to 1
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, requires = "expert_bytes")]
+    #[arg(long, hide_short_help = true, value_name = "SHARE", default_value_t = 0.0, requires = "expert_bytes")]
     pub overlap: f64,
 }
 
@@ -281,10 +263,10 @@ pub struct LabSweepArgs {
     #[command(flatten)]
     pub replay: ReplayFlags,
     /// Replay threads (default: one per CPU)
-    #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = heading::PERFORMANCE)]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = at_least_one, help_heading = heading::PERFORMANCE)]
     pub threads: Option<usize>,
     /// Replay a part of the scopes and sizes, as 0/4, 1/4, 2/4 or 3/4 on four machines
-    #[arg(long, value_name = "I/N", default_value = "0/1", hide_default_value = true, help_heading = heading::OUTPUT)]
+    #[arg(long, hide_short_help = true, value_name = "I/N", default_value = "0/1", hide_default_value = true, help_heading = heading::OUTPUT)]
     pub part: SweepPart,
     /// Write all numbers to FILE (CSV), one line per policy and cache size
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
@@ -346,29 +328,18 @@ impl ScopesFlag {
 #[command(next_help_heading = heading::HEAT)]
 pub struct HeatFlags {
     /// Layer to draw, counted from 0 among the MoE layers (default: the middle one)
-    #[arg(long, value_name = "N")]
+    #[arg(long, hide_short_help = true, value_name = "N")]
     pub heat_layer: Option<usize>,
     /// Sequence to draw, counted from 0
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 0)]
     pub heat_sequence: usize,
     /// Passes A to B-1 of the sequence (default: 72 from its middle on)
-    #[arg(long, value_name = "A..B", value_parser = parse_range)]
+    #[arg(long, hide_short_help = true, value_name = "A..B", value_parser = parse_range)]
     pub heat_passes: Option<Range<usize>>,
     /// Eviction policies to draw
-    #[arg(long, value_name = "SPEC", default_values = ["lru", "belady"])]
+    #[arg(long, hide_short_help = true, value_name = "SPEC", default_values = ["lru", "belady"])]
     pub heat_eviction: Vec<EvictionSpec>,
     /// Slots per layer (default: a quarter of the experts)
-    #[arg(long, value_name = "N")]
+    #[arg(long, hide_short_help = true, value_name = "N")]
     pub heat_experts: Option<usize>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_are_read_as_written() {
-        assert_eq!(parse_range("3..40"), Ok(3..40));
-        assert!(parse_range("3..3").is_err() && parse_range("3-4").is_err() && parse_range("..4").is_err());
-    }
 }

@@ -30,6 +30,7 @@ pub mod renamed;
 pub mod serve;
 pub mod store;
 mod stored_as;
+pub mod traces;
 pub mod train;
 pub mod tune;
 pub mod words;

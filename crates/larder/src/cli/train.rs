@@ -7,8 +7,8 @@ use larder_lab::train::NetworkKind;
 use larder_policy::eviction::learned::DistanceScale;
 
 use super::at_least_one;
-use super::lab::TraceFlags;
 use super::output::{OutputFile, ReplaceFlag};
+use super::traces::TraceFlags;
 
 /// Train weights for the eviction policy learned
 #[derive(Args)]

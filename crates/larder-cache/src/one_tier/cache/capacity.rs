@@ -2,18 +2,7 @@
 
 use std::time::Duration;
 
-use larder_core::ExpertKey;
-
-use super::Cache;
-use crate::one_tier::ledger::CapacityChange;
-
-/// Changes of the capacity.
-#[derive(Default)]
-pub(super) struct Resized {
-    change: CapacityChange,
-    /// Experts that were evicted since the last visit.
-    pub evicted: Vec<ExpertKey>,
-}
+use super::{Cache, Resized};
 
 impl Cache {
     /// Slots of each pool that are in use.

@@ -1,25 +1,15 @@
 //! Hot experts, those that earlier runs used most: read into free slots before the first prompt, while nothing else is
 //! to be done. Nothing is evicted for them, and what they displace later is decided by the policies.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use larder_core::ExpertKey;
 
-use super::Cache;
+use super::{Cache, HotReads};
 
 /// Reads in flight while hot experts are read: enough for the rate of an SSD, and few, because the first reads of a
 /// prompt wait behind them.
 const READS_IN_FLIGHT: usize = 4;
-
-/// The hot experts until the first visit.
-#[derive(Default)]
-pub(super) struct HotReads {
-    /// Those whose reads have not begun, hottest first.
-    waiting: VecDeque<ExpertKey>,
-    /// Those whose reads have begun, hottest first.
-    begun: Vec<ExpertKey>,
-}
 
 impl Cache {
     /// Replaces the experts that [`read_hot`](Self::read_hot) reads, hottest first. The first visit drops those whose

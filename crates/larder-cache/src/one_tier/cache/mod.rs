@@ -4,24 +4,20 @@ mod capacity;
 mod hot;
 mod layer_visit;
 mod pass_through;
+mod visits;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use larder_core::{
-    CacheScope, ComputeStage, ExpertId, ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, Residency, WantedExpert,
-};
+use larder_core::{CacheScope, ComputeStage, ExpertId, ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, Residency};
 use larder_policy::eviction::{CacheShape, Eviction};
 use larder_store::StoreError;
 use smallvec::SmallVec;
 
 use crate::expert_cache::ExpertCache;
 use crate::fill::{CompletedRead, SlotFiller, SlotSupply};
-use crate::one_tier::cache::capacity::Resized;
-use crate::one_tier::cache::hot::HotReads;
-use crate::one_tier::cache::layer_visit::LayerVisit;
 use crate::one_tier::cache::pass_through::PassThrough;
-use crate::one_tier::ledger::{Ledger, SlotAssignment, SlotIndex};
+use crate::one_tier::ledger::{CapacityChange, Ledger, SlotAssignment, SlotIndex};
 use crate::traffic::{ReadsAhead, Traffic};
 use crate::visit::{ChosenExperts, Visit};
 
@@ -84,6 +80,23 @@ enum AheadKind {
     Certain,
     /// One token may choose them: they are read while no demand read is in flight.
     Predicted,
+}
+
+/// The hot experts until the first visit.
+#[derive(Default)]
+struct HotReads {
+    /// Those whose reads have not begun, hottest first.
+    waiting: VecDeque<ExpertKey>,
+    /// Those whose reads have begun, hottest first.
+    begun: Vec<ExpertKey>,
+}
+
+/// Changes of the capacity.
+#[derive(Default)]
+struct Resized {
+    change: CapacityChange,
+    /// Experts that were evicted since the last visit.
+    evicted: Vec<ExpertKey>,
 }
 
 /// The most pass-through slots: experts of a few megabytes each, whose reads keep an SSD busy while a layer's attention
@@ -164,40 +177,6 @@ impl Cache {
         self.ledger.free_slots(self.row(layer))
     }
 
-    /// Hands each of `wanted` (distinct, in order of last use) to `compute` once, whole or in both stages: the resident
-    /// ones first, the others as they arrive. Each is read at most once, however few slots there are. `logits` are the
-    /// router logits if the layer chose for one token, else empty. `meanwhile` is called when all that is there has
-    /// been computed and reads are under way, once at most.
-    ///
-    /// On an error the cache stays usable: no wanted expert is in flight and no slot is lost.
-    pub fn visit(
-        &mut self,
-        layer: LayerIdx,
-        wanted: &[WantedExpert],
-        logits: &[f32],
-        compute: ComputeFn,
-        meanwhile: &dyn Fn(),
-    ) -> Result<(), CacheError> {
-        let row = self.row(layer);
-        self.settle_hot();
-        self.chosen.set(wanted);
-        let choice = self.chosen.choice(row, logits);
-        self.ledger.begin(&choice);
-        let mut assignment = std::mem::take(&mut self.assignment);
-        self.ledger.open(row, choice.wanted, &mut assignment);
-        self.ahead.retain(|(expert, _)| expert.row != row);
-        let small = self.filler.small_row(layer);
-        let is_wanted = |expert: ExpertKey| expert.row == row && assignment.misses(expert.expert);
-        let unwanted = self.pass_through.discard(|expert| Some(expert.row) == small || is_wanted(expert));
-        self.reads_ahead.unused += unwanted as u64;
-        let outcome = LayerVisit::new(self, layer, row, &assignment).serve(compute, meanwhile);
-        self.ledger.close(row, &mut assignment);
-        self.visit.set(&assignment);
-        self.visit.evicted.append(&mut self.resized.evicted);
-        self.assignment = assignment;
-        outcome
-    }
-
     /// Smaller copies of some experts of `layer`, which [`visit_small`](Self::visit_small) will use, are read as soon
     /// as the reads of the visit before have begun. The caller guarantees that the cache [has](Self::has_small) such
     /// copies.
@@ -218,60 +197,10 @@ impl Cache {
         self.filler.has_small() && self.has_pass_through()
     }
 
-    /// Hands the smaller copy of each of `wanted` to `compute`, as [`visit`](Self::visit) does with experts. They pass
-    /// through: none becomes resident. The caller guarantees that the cache [has](Self::has_small) such copies.
-    pub fn visit_small(
-        &mut self,
-        layer: LayerIdx,
-        wanted: &[WantedExpert],
-        compute: ComputeFn,
-        meanwhile: &dyn Fn(),
-    ) -> Result<(), CacheError> {
-        let row = self.filler.small_row(layer).expect("the store has smaller copies");
-        self.chosen.set(wanted);
-        let mut assignment = std::mem::take(&mut self.assignment);
-        assignment.pass_all(self.chosen.choice(row, &[]).wanted);
-        self.ahead.retain(|(expert, _)| expert.row != row);
-        if !self.pass_through.has_free() {
-            self.reads_ahead.unused += self.pass_through.discard(|expert| expert.row == row) as u64;
-        }
-        self.small_reads += wanted.len() as u64;
-        let outcome = LayerVisit::new(self, layer, row, &assignment).serve(compute, meanwhile);
-        self.assignment = assignment;
-        outcome
-    }
-
     /// Whether experts can be used that are not resident and do not become so; see
     /// [`visit_beside`](Self::visit_beside).
     pub fn has_pass_through(&self) -> bool {
         self.pass_through.len() > 0
-    }
-
-    /// As [`visit`](Self::visit), but nothing is left behind: experts that are not resident pass through, the policies
-    /// learn nothing of it, and the bytes that are read for it are counted apart.
-    ///
-    /// The caller guarantees a [pass-through slot](Self::has_pass_through).
-    pub fn visit_beside(
-        &mut self,
-        layer: LayerIdx,
-        wanted: &[WantedExpert],
-        compute: ComputeFn,
-        meanwhile: &dyn Fn(),
-    ) -> Result<(), CacheError> {
-        let row = self.row(layer);
-        self.settle_hot();
-        self.filler.set_prefetch_queue(VecDeque::new());
-        self.ahead.clear();
-        self.reads_ahead.unused += self.pass_through.discard(|_| false) as u64;
-        self.chosen.set(wanted);
-        let mut assignment = std::mem::take(&mut self.assignment);
-        self.ledger.look_up(row, self.chosen.choice(row, &[]).wanted, &mut assignment);
-        let before = (self.filler.demand_bytes, self.waited, self.computed);
-        let outcome = LayerVisit::new(self, layer, row, &assignment).serve(compute, meanwhile);
-        self.beside_bytes += self.filler.demand_bytes - before.0;
-        (self.filler.demand_bytes, self.waited, self.computed) = before;
-        self.assignment = assignment;
-        outcome
     }
 
     /// The experts, of all that `layer` will probably want, that are read ahead of its visit, likeliest first. They

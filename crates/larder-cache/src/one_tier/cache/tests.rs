@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use larder_core::{Presence, STAGED_ROWS};
+use larder_core::{Presence, STAGED_ROWS, WantedExpert};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs};
 use larder_store::reader::{Arena, FaultTarget, MemoryReader, ReadFault};
 use proptest::prelude::*;

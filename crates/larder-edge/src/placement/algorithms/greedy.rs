@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, BinaryHeap};
 
 use super::Placement;
 use crate::placement::Problem;
-use crate::placement::remote_requests::GainEvaluator;
+use crate::placement::gains::GainEvaluator;
 
 /// The score by which candidates are ranked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

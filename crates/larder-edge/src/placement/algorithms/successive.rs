@@ -2,7 +2,7 @@
 
 use super::Placement;
 use crate::placement::Problem;
-use crate::placement::remote_requests::GainEvaluator;
+use crate::placement::gains::GainEvaluator;
 
 /// An expert that could be placed.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -6,7 +6,7 @@ use larder_core::Rng;
 use proptest::prelude::*;
 
 use super::*;
-use crate::placement::remote_requests::GainEvaluator;
+use crate::placement::gains::GainEvaluator;
 use crate::placement::{Demand, ExpertGroup, ModelProfile, NetworkLink, Server, ServingMode, Site, User, latency};
 
 /// Models of one layer with three experts: k and bytes per expert of each model.

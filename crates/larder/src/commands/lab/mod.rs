@@ -10,7 +10,8 @@ use larder_lab::{InitialCache, read_evictor};
 use larder_policy::eviction::PolicyInputs;
 use serde_json::{Value, json};
 
-use crate::cli::lab::{LabArgs, LabCommand, ReplayFlags, TraceFlags};
+use crate::cli::lab::{LabArgs, LabCommand, ReplayFlags};
+use crate::cli::traces::TraceFlags;
 
 mod activations;
 mod export;

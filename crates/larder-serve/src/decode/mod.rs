@@ -1,0 +1,348 @@
+//! The decode thread: all active requests share each step, with one token or one piece of prefill each.
+
+mod active;
+mod logprobs;
+mod schedule;
+mod turn;
+
+use std::iter;
+use std::time::{Duration, Instant};
+
+use larder_engine::{AheadCounts, LossMeter, Speculation, StepPart, step};
+use larder_model::{Decoder, ExpertPath, Logits, ModelError};
+
+use crate::decode::active::stalled::{StalledRequest, StalledRequests};
+use crate::decode::active::{ActiveRequest, StepTap};
+use crate::decode::schedule::{KvMemory, MadeRoom, PromptPace, shares};
+use crate::decode::turn::Turn;
+use crate::engine::Engine;
+use crate::error::ApiError;
+use crate::queue::job::{GenerationEvent, GenerationJob};
+use crate::queue::{EngineCommand, NextTask};
+use crate::sequences::sessions::Sessions;
+use crate::sequences::slots::ServerSlots;
+use crate::state::ServerState;
+use crate::telemetry::live::{RateMeter, StepWork};
+
+/// Longest wait for a new request while none is active.
+const IDLE: Duration = Duration::from_millis(500);
+/// Pause when every active request waits for a slow client.
+const STALL: Duration = Duration::from_millis(2);
+
+/// Generates until the queue is closed and all active requests are complete.
+pub fn run(shared: &ServerState, mut engine: Box<dyn Engine>, sessions: Option<Sessions>) {
+    let options = &shared.server.options;
+    let count = options.sessions.max(options.parallel);
+    let context = shared.model.context.tokens;
+    // A sequence that is being written to disk uses memory still.
+    let writing = if sessions.is_some() { engine.sequence_bytes(context) } else { 0 };
+    let limit = engine.decoder_and_experts().0.kv_pool().limit_bytes().map_or(u64::MAX, |bytes| bytes as u64);
+    let memory = KvMemory::new(limit.saturating_sub(writing), context);
+    let slots = ServerSlots::new(count, context, engine.sequence_origin(), sessions);
+    let (active, rates, pace) = (Vec::new(), RateMeter::new(), PromptPace::new(options.step_time));
+    let stalled = StalledRequests::default();
+    DecodeLoop { shared, engine, slots, active, memory, stalled, pace, rates, has_idle_work: true }.run();
+}
+
+struct DecodeLoop<'a> {
+    shared: &'a ServerState,
+    engine: Box<dyn Engine>,
+    slots: ServerSlots,
+    active: Vec<ActiveRequest<'a>>,
+    memory: KvMemory<'a>,
+    stalled: StalledRequests<'a>,
+    pace: PromptPace,
+    rates: RateMeter,
+    /// Whether the engine has work for the time without requests.
+    has_idle_work: bool,
+}
+
+impl DecodeLoop<'_> {
+    fn run(&mut self) {
+        while self.take_queued() {
+            self.engine.record_visits(self.shared.server.live.has_listeners());
+            let moves = if self.active.is_empty() { self.stalled.is_empty() } else { self.step() };
+            if !moves {
+                std::thread::sleep(STALL);
+            }
+        }
+        self.slots.save_all();
+        self.engine.end();
+    }
+
+    /// Makes a step of all requests that have tokens to compute; false if each of them waits for its client.
+    fn step(&mut self) -> bool {
+        let began = Instant::now();
+        let mut work = StepWork::default();
+        let ready = self.take_turns(&mut work);
+        let moved = ready.is_some();
+        if let Some(ready) = ready {
+            let shares = self.shares(ready);
+            self.compute(&shares, &mut work);
+            if work.generated_tokens > 0 && work.prompt_tokens > 0 {
+                self.pace.measured(work.prompt_tokens, began.elapsed());
+            }
+            if shares.iter().filter(|share| **share > 0).count() >= self.engine.step_tokens() {
+                self.rotate(&shares);
+            }
+        }
+        self.record_step(&work, began.elapsed());
+        moved
+    }
+
+    /// Lets the requests that decode and did not fit the step come first in the next.
+    fn rotate(&mut self, shares: &[usize]) {
+        let left_out = |(request, share): (&ActiveRequest, &usize)| *share == 0 && !request.is_prefilling();
+        if let Some(first) = self.active.iter().zip(shares).position(left_out) {
+            self.active.rotate_left(first);
+        }
+    }
+
+    /// How many tokens of the step each active request may use, of which those that memory has no room for are
+    /// preempted.
+    fn shares(&mut self, mut ready: Vec<bool>) -> Vec<usize> {
+        loop {
+            let shares = shares(&self.active, &ready, &self.pace, self.engine.step_tokens());
+            match self.memory.make_room(&mut self.active, &shares, &mut self.slots, &mut *self.engine) {
+                MadeRoom::Enough => return shares,
+                MadeRoom::Dropped => {}
+                MadeRoom::Preempted(index) => {
+                    ready.remove(index);
+                    self.shared.metrics.lock().request_preempted();
+                }
+            }
+        }
+    }
+
+    /// Goes on with preempted requests for which there is room now.
+    fn resume(&mut self) {
+        for over in self.memory.resume(&mut self.active, &*self.engine) {
+            self.end(over);
+        }
+    }
+
+    /// Lets requests whose clients do not read leave their slots to those that wait, and goes on with those that are
+    /// read again.
+    fn exchange_stalled(&mut self) {
+        let (waiting, _) = self.shared.queue.lengths();
+        let (decoder, _) = self.engine.decoder_and_experts();
+        self.stalled.take_from(&mut self.active, waiting, &mut self.slots, decoder);
+        for over in self.stalled.take_over() {
+            self.shared.metrics.lock().request_finished(over.age(), over.draft_counts(), AheadCounts::default());
+        }
+        while self.active.len() + self.memory.waiting() < self.shared.server.options.parallel {
+            let fits = |tokens| self.memory.waiting() == 0 && self.memory.fits(tokens, &self.active, &*self.engine);
+            let Some(StalledRequest { mut request, tokens }) = self.stalled.take_read(fits) else { return };
+            match self.slots.take_whole(&tokens, false, self.engine.decoder_and_experts().0) {
+                Ok((slot, sequence, _)) => {
+                    request.enter_slot(slot, sequence);
+                    self.active.push(request);
+                }
+                Err(error) => request.fail(ApiError::engine_failed(error.to_string())),
+            }
+        }
+    }
+
+    fn end(&mut self, request: ActiveRequest) {
+        let (age, drafts, ahead) = (request.age(), request.draft_counts(), request.ahead_before());
+        let (slot, sequence) = request.into_slot();
+        self.shared.metrics.lock().request_finished(age, drafts, sequence.ahead_counts() - ahead);
+        self.slots.put_back(slot, sequence);
+    }
+
+    /// Lets every request prepare the step, and drops those that are complete. Returns which of the others have tokens
+    /// to compute; `None` if nothing has happened.
+    fn take_turns(&mut self, work: &mut StepWork) -> Option<Vec<bool>> {
+        // Tokens of several requests share the step already.
+        let drafts = match self.active.len() {
+            1 if self.engine.drafting().speculation != Speculation::Off => self.engine.step_tokens() - 1,
+            _ => 0,
+        };
+        let (decoder, experts) = self.engine.decoder_and_experts();
+        let (mut moved, mut ready, mut over) = (false, Vec::with_capacity(self.active.len()), Vec::new());
+        for mut request in std::mem::take(&mut self.active) {
+            let turn = request.turn(decoder, experts, drafts);
+            moved |= turn != Turn::Stalled;
+            if let Turn::Ready(Some(token)) | Turn::Accepted(token) | Turn::Finished(Some(token)) = turn {
+                work.generated(request.number(), token);
+            }
+            match turn {
+                Turn::Finished(_) => over.push(request),
+                Turn::Ready(_) | Turn::Accepted(_) | Turn::Stalled => {
+                    ready.push(matches!(turn, Turn::Ready(_)));
+                    self.active.push(request);
+                }
+            }
+        }
+        over.into_iter().for_each(|request| self.end(request));
+        moved.then_some(ready)
+    }
+
+    /// Computes the step, of which each request may use its share of tokens. If it fails, the requests are tried one by
+    /// one, so that only those fail that the cause concerns.
+    fn compute(&mut self, shares: &[usize], work: &mut StepWork) {
+        let shared = self.shared;
+        let meter = self.engine.loss_meter();
+        let (decoder, experts) = self.engine.decoder_and_experts();
+        let is_only = self.active.len() == 1;
+        let in_step = self.active.iter_mut().zip(shares).filter(|(_, share)| **share > 0);
+        let mut requests: Vec<(&mut ActiveRequest, usize)> = in_step.map(|(r, share)| (r, *share)).collect();
+        if requests.is_empty() {
+            return;
+        }
+        requests.iter_mut().for_each(|(request, _)| request.measure(&meter, decoder, experts));
+        for (request, share) in requests.iter().filter(|(request, _)| request.is_prefilling()) {
+            work.prefilled(request.number(), request.pending().min(*share));
+        }
+        let mut tap = step_tap(decoder, requests.iter().map(|(request, share)| (&**request, *share)));
+        let mut parts: Vec<StepPart> =
+            requests.iter_mut().map(|(request, share)| request.part(*share, decoder)).collect();
+        if !is_only {
+            // Requests that take turns would drop what the others have begun.
+            parts.iter_mut().for_each(|part| part.draws = None);
+        }
+        let (start, alone) = (Instant::now(), parts.len() == 1);
+        match step(decoder, experts, &mut parts, &mut tap) {
+            Ok(logits) => {
+                let took = alone.then(|| start.elapsed());
+                computed(requests.into_iter().map(|(request, _)| request), logits, tap, took, (&meter, experts));
+            }
+            // The next turn ends the requests.
+            Err(ModelError::Cancelled) => {}
+            Err(_) => requests.into_iter().for_each(|(request, share)| {
+                let mut tap = step_tap(decoder, iter::once((&*request, share)));
+                // Each is alone only because all of them failed.
+                let part = StepPart { draws: None, ..request.part(share, decoder) };
+                match step(decoder, experts, &mut [part], &mut tap) {
+                    Ok(logits) => computed(iter::once(request), logits, tap, None, (&meter, experts)),
+                    Err(ModelError::Cancelled) => {}
+                    Err(error) => request.fail(shared.model.failure(&error)),
+                }
+            }),
+        }
+    }
+
+    /// Takes requests and commands from the queue; false once it is closed and no request is active.
+    fn take_queued(&mut self) -> bool {
+        self.resume();
+        self.exchange_stalled();
+        loop {
+            let is_idle = self.active.is_empty() && self.stalled.is_empty() && !self.has_idle_work;
+            let patience = if is_idle { IDLE } else { Duration::ZERO };
+            let (memory, active, engine) = (&self.memory, &self.active, &*self.engine);
+            let fits = |job: &GenerationJob| memory.waiting() == 0 && memory.fits(job.prompt.len(), active, engine);
+            match self.shared.queue.next(active.len() + memory.waiting(), patience, fits) {
+                NextTask::Generate(job) => self.begin(*job),
+                NextTask::Engine(command) => self.execute(command),
+                NextTask::Idle => {
+                    if self.active.is_empty() {
+                        self.has_idle_work = self.engine.idle();
+                    }
+                    return true;
+                }
+                NextTask::Closed => return !self.stalled.is_empty(),
+            }
+        }
+    }
+
+    fn begin(&mut self, job: GenerationJob) {
+        if self.active.is_empty() {
+            self.engine.new_sequence();
+        }
+        let (decoder, _) = self.engine.decoder_and_experts();
+        // All tokens of such a prompt have to be seen.
+        let anew = job.embeds || job.echo.is_some() && job.logprobs.is_some();
+        let (slot, sequence, cached) = match self.slots.take_whole(&job.prompt, anew, decoder) {
+            Ok(taken) => taken,
+            Err(error) => {
+                let _ = job.events.try_send(GenerationEvent::Failed(ApiError::engine_failed(error.to_string())));
+                return;
+            }
+        };
+        self.shared.metrics.lock().prompt_cached(cached);
+        let drafting = self.engine.drafting();
+        let request = ActiveRequest::new(job, (slot, sequence), cached, &self.shared.model, &drafting);
+        self.shared.metrics.lock().request_started(request.queued());
+        self.active.push(request);
+    }
+
+    fn record_step(&mut self, work: &StepWork, took: Duration) {
+        if work.is_empty() {
+            return;
+        }
+        let status = self.engine.status();
+        let event = self.rates.step(work, took, &status);
+        if self.shared.server.live.has_listeners() {
+            let visits = self.engine.take_visits();
+            let lengths = self.shared.queue.lengths();
+            self.shared.server.live.publish(event.json(&self.shared.model, work, &status, &visits, lengths));
+        }
+        let in_flight = self.active.iter().map(ActiveRequest::tokens).sum();
+        self.shared.metrics.lock().step(work, &status, in_flight);
+    }
+
+    fn execute(&mut self, command: EngineCommand) {
+        // The receiver is gone if the client has disconnected.
+        match command {
+            EngineCommand::ReadState(to) => {
+                let _ = to.send(self.state());
+            }
+            EngineCommand::ListSlots(to) => {
+                let busy: Vec<_> = self.active.iter().map(ActiveRequest::slot).collect();
+                let _ = to.send(self.slots.list(&busy));
+            }
+            EngineCommand::Slot(command) => self.slots.execute(command, self.engine.decoder_and_experts().0),
+            EngineCommand::SetRouting(change, to) => {
+                let routed = self.engine.set_routing(&change);
+                if routed.is_ok() {
+                    // KV caches depend on the experts that were chosen, so those of the old strategy do not fit.
+                    self.slots.change_origin(self.engine.sequence_origin());
+                }
+                let _ = to.send(routed.map(|()| self.state()));
+            }
+        }
+    }
+
+    fn state(&self) -> serde_json::Value {
+        let lengths = self.shared.queue.lengths();
+        let mut state =
+            self.rates.state(&self.shared.model, &self.engine.status(), &self.engine.resident_experts(), lengths);
+        state.as_object_mut().into_iter().for_each(|state| state.extend(self.engine.lambda_costs()));
+        state
+    }
+}
+
+/// The observer of a step of these requests, of which each may use its share of tokens.
+fn step_tap<'a, 'm: 'a>(
+    decoder: &Decoder,
+    requests: impl Iterator<Item = (&'a ActiveRequest<'m>, usize)> + Clone,
+) -> StepTap {
+    // A token of each takes no time worth ending.
+    let prefills = requests.clone().any(|(request, _)| request.is_prefilling());
+    let watches = if prefills { requests.clone().map(|(request, _)| request.watch()).collect() } else { vec![] };
+    let mut tap = StepTap::new(watches, decoder.layers());
+    requests.for_each(|(request, share)| tap.add(request.next_tokens(share), request.hidden_sum()));
+    tap
+}
+
+/// Gives the requests of a step what it has computed.
+fn computed<'a, 'm: 'a>(
+    requests: impl Iterator<Item = &'a mut ActiveRequest<'m>>,
+    logits: Vec<Logits>,
+    tap: StepTap,
+    took: Option<Duration>,
+    (meter, experts): (&LossMeter, &mut dyn ExpertPath),
+) {
+    let mut sums = tap.into_sums();
+    for (request, logits) in requests.zip(logits) {
+        if request.hidden_sum().is_some()
+            && let Some(sum) = sums.next()
+        {
+            request.set_hidden_sum(sum);
+        }
+        if let (Some(exact), Logits::All(own)) = (request.take_exact(), &logits) {
+            meter.compare(&exact, own, experts);
+        }
+        request.computed(logits, took);
+    }
+}

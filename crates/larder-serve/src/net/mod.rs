@@ -1,0 +1,6 @@
+//! Sockets: the listener, its connections, and TLS.
+
+pub mod connection;
+pub mod listener;
+#[cfg(feature = "tls")]
+pub mod tls;

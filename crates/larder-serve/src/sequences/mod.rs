@@ -1,0 +1,5 @@
+//! Sequences whose requests are over: in the prefix cache, and in a folder on disk.
+
+mod prefix_cache;
+pub mod sessions;
+pub mod slots;
