@@ -13,7 +13,7 @@ use crate::support::{fixture, golden_models};
 
 const ROOMY: usize = 1 << 30;
 
-/// Logits of all tokens, read in pieces.
+/// Logits of all tokens, read in chunks.
 fn read(decoder: &Decoder, experts: &mut AllResident, state: &mut KvCache, tokens: &[u32], chunk: usize) -> Vec<f32> {
     let pieces = tokens.chunks(chunk);
     pieces

@@ -93,7 +93,7 @@ fn logits_of_low_bit_models_are_those_of_the_processor() {
     }
 }
 
-/// Logits of a prompt in pieces of `chunk` tokens, with two experts per layer on a device and one in memory, are those
+/// Logits of a prompt in chunks of `chunk` tokens, with two experts per layer on a device and one in memory, are those
 /// with all experts in memory.
 fn compare_logits(model: &Path, prompt: &[u32], chunk: usize) {
     let folder = tempfile::tempdir().unwrap();

@@ -13,7 +13,7 @@ fn peak_and_plan(store: &str, prompt: &str, flags: &[&str]) -> [u64; 2] {
     [&report["gpu_peak_bytes"], &report["plan"]["device"]["total_bytes"]].map(|bytes| bytes.as_u64().unwrap())
 }
 
-/// Of models of all kinds, with a prompt of two pieces, and with a short one, for which a plan is hardly more than
+/// Of models of all kinds, with a prompt of two chunks, and with a short one, for which a plan is hardly more than
 /// weights.
 #[test]
 fn no_model_takes_more_than_its_plan_says() {

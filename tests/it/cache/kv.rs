@@ -19,7 +19,7 @@ fn context() -> ComputeContext {
     ComputeContext::new(2, false).unwrap()
 }
 
-/// The logits of the last token, read in pieces.
+/// The logits of the last token, read in chunks.
 fn read(decoder: &Decoder, experts: &mut AllResident, cache: &mut KvCache, tokens: &[u32], piece: usize) -> Vec<f32> {
     let mut logits = Vec::new();
     for piece in tokens.chunks(piece) {
@@ -197,7 +197,7 @@ fn eight_bit_rows_stay_near_and_pieces_change_no_bit() {
         let exact = logits(KvFormat::F32, 2, 150);
         let [f16, q8_0] = [KvFormat::F16, KvFormat::Q8_0].map(|format| logits(format, 2, 150));
         for (threads, piece) in [(1, 1), (3, 37)] {
-            assert!(logits(KvFormat::Q8_0, threads, piece) == q8_0, "{} in pieces of {piece}", folder.display());
+            assert!(logits(KvFormat::Q8_0, threads, piece) == q8_0, "{} in chunks of {piece}", folder.display());
         }
         // A router that is nearly undecided may choose another expert, so the largest differences say little.
         let [f16, q8_0] = [f16, q8_0].map(|rounded| {

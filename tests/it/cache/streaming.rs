@@ -19,7 +19,7 @@ fn store_of(model: &Path, dir: &Path) -> std::path::PathBuf {
     store
 }
 
-/// Logits of a prompt read in two pieces and of 200 tokens written after it.
+/// Logits of a prompt read in two chunks and of 200 tokens written after it.
 fn logits(store: &Path, dir: &Path, flags: &[&str]) -> Vec<u8> {
     let (tokens, out) = (dir.join("tokens.json"), dir.join("out"));
     std::fs::write(&tokens, "[5, 17, 3, 3, 60, 41, 8, 101, 7, 12, 90, 33]").unwrap();

@@ -1,12 +1,12 @@
 //! Models: every architecture against transformers, GGUF files, sequences that go back, or are saved.
 
+mod chunks;
 mod encoder_decoder;
 mod forms;
 mod gguf;
 mod golden;
 mod keys;
 mod mtp;
-mod pieces;
 mod published;
 mod ragged;
 mod rewind;

@@ -1,4 +1,4 @@
-//! A request that is being generated: its prompt is prefilled in pieces, then it decodes a token per step.
+//! A request that is being generated: its prompt is prefilled in chunks, then it decodes a token per step.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
