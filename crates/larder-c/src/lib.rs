@@ -8,10 +8,10 @@
 mod strings;
 
 use std::ffi::{c_char, c_void};
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
 use larder_runtime::{GenerateOptions, LoadOptions, Model, TextPiece};
+use parking_lot::Mutex;
 
 use strings::{guarded, owned, path_of, text_of};
 
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn larder_generate(
             }
             None => true,
         };
-        let mut model = model.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut model = model.0.lock();
         let answer = model.generate_with(prompt, &options, &mut piece)?;
         owned(serde_json::to_string(&answer)?)
     };
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn larder_stats(model: *const larder_model, error: *mut *m
     let stats = || {
         // SAFETY: the caller's.
         let model = unsafe { model.as_ref() }.context("model is NULL")?;
-        let stats = model.0.lock().unwrap_or_else(PoisonError::into_inner).stats();
+        let stats = model.0.lock().stats();
         owned(serde_json::to_string(&stats)?)
     };
     // SAFETY: the caller's.

@@ -1,6 +1,8 @@
 //! The arena, and for each slot the event after the last kernels that used it, so that copies can wait for them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::driver::{Driver, Stream};
 use crate::error::Result;
@@ -41,14 +43,14 @@ impl ArenaSync {
 
     /// Sets the arena, in place of an earlier one.
     pub fn set_arena(&self, arena: DeviceBuffer, slots: usize, slot_bytes: usize) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.computed = vec![0; slots];
         (state.arena, state.slot_bytes) = (Some(arena), slot_bytes);
     }
 
     /// Where a slot begins on the device.
     pub fn address(&self, slot: usize) -> u64 {
-        let state = self.lock();
+        let state = self.state.lock();
         assert!(slot < state.computed.len(), "slot {slot} is out of range");
         let arena = state.arena.as_ref().expect("the arena is allocated");
         arena.at() + (slot * state.slot_bytes) as u64
@@ -56,7 +58,7 @@ impl ArenaSync {
 
     /// Records that kernels using these slots were submitted: copies from and to them will wait.
     pub fn record_compute(&self, slots: impl Iterator<Item = usize>) -> Result<()> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.groups += 1;
         let group = state.groups;
         slots.for_each(|slot| state.computed[slot] = group);
@@ -67,16 +69,16 @@ impl ArenaSync {
     /// [`settle`](Self::settle) takes.
     pub fn record_candidates(&self, slots: impl Iterator<Item = usize> + Clone) -> Result<Candidates> {
         let before = {
-            let state = self.lock();
+            let state = self.state.lock();
             slots.clone().map(|slot| (slot, state.computed[slot])).collect()
         };
         self.record_compute(slots)?;
-        Ok(Candidates { before, group: self.lock().groups })
+        Ok(Candidates { before, group: self.state.lock().groups })
     }
 
     /// Of these slots only those are used that `is_used` names: copies do not wait for the others.
     pub fn settle(&self, candidates: Candidates, is_used: impl Fn(usize) -> bool) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         for (slot, earlier) in candidates.before {
             if state.computed[slot] == candidates.group && !is_used(slot) {
                 state.computed[slot] = earlier;
@@ -86,7 +88,7 @@ impl ArenaSync {
 
     /// Makes a stream wait until no kernel uses the slot.
     pub fn wait_for_compute(&self, stream: Stream, slot: usize) -> Result<()> {
-        match self.lock().computed[slot] {
+        match self.state.lock().computed[slot] {
             0 => Ok(()),
             group => self.event(group).make_wait(stream),
         }
@@ -94,10 +96,6 @@ impl ArenaSync {
 
     fn event(&self, group: u64) -> &StreamEvent {
         &self.events[(group % GROUPS) as usize]
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -112,7 +110,7 @@ mod tests {
         let driver: Arc<dyn Driver> = Arc::new(emulator);
         let sync = ArenaSync::new(&driver).unwrap();
         sync.set_arena(DeviceBuffer::of(&driver, 4096).unwrap(), 4, 1024);
-        let used_by = |sync: &ArenaSync| sync.lock().computed.clone();
+        let used_by = |sync: &ArenaSync| sync.state.lock().computed.clone();
         sync.record_compute([0, 1].into_iter()).unwrap();
         let candidates = sync.record_candidates([1, 2, 3].into_iter()).unwrap();
         assert_eq!(used_by(&sync), [1, 2, 2, 2], "all that may be used");

@@ -3,10 +3,11 @@
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use larder_cache::two_tiers::DeviceWork;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::driver::{Argument, Driver, EventHandle, GpuInfo, GraphHandle, Launch, Stream};
 use crate::error::Result;
@@ -71,7 +72,7 @@ impl CountedDriver {
     }
 
     fn lock(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        self.progress.lock()
     }
 
     fn count_copy(&self, stream: Stream, bytes: usize) {

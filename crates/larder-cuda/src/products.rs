@@ -1,10 +1,11 @@
 //! Products with resident weights in GPU memory.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use larder_core::{ExpertPart, NumberFormat};
 use larder_kernels::Inputs;
 use larder_model::{DeviceProduct, DeviceProducts, MatrixShape};
+use parking_lot::Mutex;
 
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
@@ -60,7 +61,7 @@ impl GpuProducts {
 
     /// Begins a batch of products with weights in the number format of these.
     pub(crate) fn begin_batch(&self, weights: usize, batch: &mut ProductBatch) -> Result<()> {
-        batch.begin(self.lock().matrix(weights)?.part.kind);
+        batch.begin(self.state.lock().matrix(weights)?.part.kind);
         Ok(())
     }
 
@@ -77,7 +78,7 @@ impl GpuProducts {
 
     /// A matrix, and its address.
     pub(crate) fn stored(&self, weights: usize) -> Result<(ExpertPart, u64)> {
-        let state = self.lock();
+        let state = self.state.lock();
         let Matrix { part, at } = state.matrix(weights)?;
         Ok((*part, *at))
     }
@@ -89,7 +90,7 @@ impl GpuProducts {
         width: usize,
         fits: impl Fn(usize) -> bool,
     ) -> Result<bool> {
-        let state = self.lock();
+        let state = self.state.lock();
         let Matrix { part, at } = state.matrix(weights)?;
         if !fits(part.cols) {
             let (rows, cols) = (part.rows, part.cols);
@@ -100,10 +101,6 @@ impl GpuProducts {
             batch.push(ProductKernelArgs::with(part, *at)?);
         }
         Ok(same)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -117,7 +114,7 @@ impl DeviceProducts for GpuProducts {
         // Kernels read it as one word.
         let scale_at = (scale != 1.0).then(|| bytes.next_multiple_of(align_of_val(&scale)));
         let part = ExpertPart { kind, order, rows, cols, offset: 0, bytes, scale_at };
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let with_scale = scale_at.map_or(bytes, |at| at + size_of_val(&scale));
         let at = state.resident.place(with_scale as u64)?;
         let row_bytes = bytes / rows.max(1);
@@ -135,7 +132,7 @@ impl DeviceProducts for GpuProducts {
     }
 
     fn matmul(&self, x: &Inputs, products: &mut [DeviceProduct]) -> larder_model::Result<()> {
-        Ok(self.lock().matmul(x, products)?)
+        Ok(self.state.lock().matmul(x, products)?)
     }
 }
 

@@ -2,11 +2,12 @@
 //! computed a second time, exactly, from the same keys and values, and the distributions of the next token are
 //! compared.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_core::Xoshiro256;
 use larder_model::{Decoder, ExactExperts, ExpertPath};
+use parking_lot::Mutex;
 
 use crate::sequence::{Sequence, exact_logits};
 
@@ -140,24 +141,24 @@ impl LossMeter {
 
     /// The losses of all tokens; `None` if only some are measured.
     pub fn loss_of_all(&self) -> Option<OutputLoss> {
-        self.meter().all
+        self.0.lock().all
     }
 
     /// The losses measured so far.
     pub fn loss(&self) -> OutputLoss {
-        self.meter().loss
+        self.0.lock().loss
     }
 
     /// Forgets the losses measured so far: another strategy is in use from now on.
     pub fn restart(&self) {
-        let mut meter = self.meter();
+        let mut meter = self.0.lock();
         meter.loss = OutputLoss::default();
         meter.all = meter.all.map(|_| OutputLoss::default());
     }
 
     /// Draws the tokens from now on as from the beginning, so that what follows is measured at the same places.
     pub fn redraw(&self) {
-        let mut meter = self.meter();
+        let mut meter = self.0.lock();
         (meter.random, meter.left) = (Xoshiro256::new(meter.seed), 0);
     }
 
@@ -171,13 +172,13 @@ impl LossMeter {
         sequence: &mut Sequence,
     ) -> Option<ExactLogits> {
         let experts = experts.exact()?;
-        let (is_drawn, measures_all) = self.meter().next_token();
+        let (is_drawn, measures_all) = self.0.lock().next_token();
         if !is_drawn && !measures_all {
             return None;
         }
         let start = Instant::now();
         let exact = exact_logits(decoder, &mut ExactExperts(experts), sequence);
-        let mut meter = self.meter();
+        let mut meter = self.0.lock();
         meter.loss.time += start.elapsed();
         meter.loss.failed += u64::from(exact.is_err());
         exact.ok().map(|logits| ExactLogits { logits, is_drawn })
@@ -186,7 +187,7 @@ impl LossMeter {
     /// Compares the exact logits of the token that `experts` computed last with those of the routing in use, which
     /// learns of the difference.
     pub fn compare(&self, exact: &ExactLogits, lossy: &[f32], experts: &mut dyn ExpertPath) {
-        let mut meter = self.meter();
+        let mut meter = self.0.lock();
         if let Some(all) = &mut meter.all {
             all.add(&exact.logits, lossy);
         }
@@ -195,10 +196,6 @@ impl LossMeter {
             drop(meter);
             experts.exact().into_iter().for_each(|path| path.loss_measured(kl));
         }
-    }
-
-    fn meter(&self) -> MutexGuard<'_, Meter> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

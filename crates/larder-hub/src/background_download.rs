@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 
 use larder_store::{IncomingFiles, ReadAt, Result, SafetensorsHeader, StoreError, StoreErrorKind};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::DownloadProgress;
 use crate::client::Hub;
@@ -111,14 +112,6 @@ impl Drop for BackgroundDownload {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(|e| e.into_inner())
-    }
-
     fn index(&self, name: &str) -> Result<usize> {
         let missing = || {
             error(
@@ -135,16 +128,16 @@ impl Shared {
 
     /// Downloads requested files one after the other until `stop` is set.
     fn run(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while !self.stop.load(Ordering::Relaxed) {
             let Some(next) = state.next() else {
-                state = self.wait(state);
+                self.changed.wait(&mut state);
                 continue;
             };
             let header = state.headers[next].clone();
             drop(state);
             let outcome = self.fetch(next, header);
-            state = self.lock();
+            state = self.state.lock();
             state.files[next] = match outcome {
                 Ok((file, samples)) => {
                     state.samples[next] = Some(samples);
@@ -175,22 +168,18 @@ impl Shared {
     }
 
     /// Waits until file `i` is on disk.
-    fn arrived<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        i: usize,
-    ) -> (MutexGuard<'a, State>, Result<Arc<ReadAt>>) {
+    fn arrived(&self, state: &mut MutexGuard<State>, i: usize) -> Result<Arc<ReadAt>> {
         state.requested.insert(i);
         self.changed.notify_all();
         let outcome = loop {
             match &state.files[i] {
                 FileState::Ready(file) => break Ok(file.clone()),
                 FileState::Failed(fault, what) => break Err(error(*fault, what)),
-                FileState::Absent => state = self.wait(state),
+                FileState::Absent => self.changed.wait(state),
             }
         };
         state.requested.remove(&i);
-        (state, outcome)
+        outcome
     }
 
     /// Requests the header of a file that is not downloaded yet.
@@ -227,7 +216,7 @@ impl State {
 impl IncomingFiles for BackgroundDownload {
     fn header(&self, name: &str) -> Result<(u64, Vec<u8>)> {
         let i = self.0.index(name)?;
-        let here = match &self.0.lock().files[i] {
+        let here = match &self.0.state.lock().files[i] {
             FileState::Ready(file) => Some(file.clone()),
             _ => None,
         };
@@ -235,20 +224,20 @@ impl IncomingFiles for BackgroundDownload {
             Some(file) => SafetensorsHeader::read_json(&file)?,
             None => self.0.header_ahead(i)?,
         };
-        self.0.lock().headers[i] = Some(json.clone());
+        self.0.state.lock().headers[i] = Some(json.clone());
         Ok((self.0.files[i].bytes, json))
     }
 
     fn file(&self, name: &str, range: Range<u64>) -> Result<Arc<ReadAt>> {
         let i = self.0.index(name)?;
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         state.last_requested = state.last_requested.max(Some(i));
         if state.released[i].touches(&range) {
             // A shard made from these bytes is missing or damaged: they have to be downloaded again.
             state.released[i].forget()?;
             state.files[i] = FileState::Absent;
         }
-        self.0.arrived(state, i).1
+        self.0.arrived(&mut state, i)
     }
 
     fn checksum(&self, name: &str) -> Result<String> {
@@ -262,11 +251,9 @@ impl IncomingFiles for BackgroundDownload {
 
     fn sampled(&self, name: &str, tensor: &str) -> Result<String> {
         let i = self.0.index(name)?;
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         if state.samples[i].is_none() {
-            let (after, arrived) = self.0.arrived(state, i);
-            arrived?;
-            state = after;
+            self.0.arrived(&mut state, i)?;
         }
         let sampled = state.samples[i].as_ref().and_then(|samples| samples.get(tensor)).cloned();
         sampled.ok_or_else(|| error(StoreErrorKind::Missing, format!("{name} has no tensor '{tensor}'")))
@@ -274,7 +261,7 @@ impl IncomingFiles for BackgroundDownload {
 
     fn release(&self, name: &str, range: Range<u64>) -> Result<()> {
         let i = self.0.index(name)?;
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         match state.files[i] {
             FileState::Ready(_) => state.released[i].release(range),
             // Not downloaded, so there is nothing to release.

@@ -1,12 +1,12 @@
 //! Sweeps: many replays of one trace, on several threads.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use larder_core::{CacheScope, Trace};
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs, PolicyNeeds};
 use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
+use parking_lot::Mutex;
 
 use crate::replay::{InitialCache, ReplayResult, replay, replay_requests};
 use crate::reroute::reroute;
@@ -168,7 +168,7 @@ impl<'a> ReplaySweep<'a> {
                     Ok(found) => done.push((at, found)),
                     Err(error) => {
                         next.store(jobs.len(), Ordering::Relaxed);
-                        *failed.lock().unwrap_or_else(|e| e.into_inner()) = Some(error);
+                        *failed.lock() = Some(error);
                         return done;
                     }
                 }
@@ -179,7 +179,7 @@ impl<'a> ReplaySweep<'a> {
             let threads: Vec<_> = (0..threads.clamp(1, jobs.len().max(1))).map(|_| scope.spawn(work)).collect();
             threads.into_iter().flat_map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
         });
-        if let Some(error) = failed.into_inner().unwrap_or_else(|e| e.into_inner()) {
+        if let Some(error) = failed.into_inner() {
             return Err(error);
         }
         results.sort_by_key(|(job, _)| *job);

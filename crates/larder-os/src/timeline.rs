@@ -10,8 +10,9 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// Bytes of events that are gathered before they are written.
 const GATHERED_BYTES: usize = 64 << 10;
@@ -56,7 +57,7 @@ struct Timeline {
 /// If a timeline has begun already, or if the file cannot be written.
 pub fn begin(file: File, path: &Path, limit: u64) -> std::io::Result<TimelineGuard> {
     static GENERATION: AtomicU64 = AtomicU64::new(1);
-    let mut timeline = lock();
+    let mut timeline = TIMELINE.lock();
     if timeline.is_some() {
         return Err(std::io::Error::other("a timeline of this process is being written already"));
     }
@@ -101,7 +102,7 @@ impl Drop for TimelineGuard {
 
 fn end() -> Option<String> {
     IS_ON.store(false, Ordering::Release);
-    let mut timeline = lock().take()?;
+    let mut timeline = TIMELINE.lock().take()?;
     if timeline.ended.is_none() {
         timeline.events.extend_from_slice(b"\n]\n");
         if let Err(error) = timeline.write() {
@@ -109,10 +110,6 @@ fn end() -> Option<String> {
         }
     }
     timeline.ended
-}
-
-fn lock() -> MutexGuard<'static, Option<Timeline>> {
-    TIMELINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Something that a thread does from now until this is dropped.
@@ -194,7 +191,7 @@ fn event(describe: impl FnOnce(&Timeline, u64, &mut Vec<u8>) -> std::io::Result<
     if !is_on() {
         return;
     }
-    let mut timeline = lock();
+    let mut timeline = TIMELINE.lock();
     let Some(timeline) = timeline.as_mut().filter(|timeline| timeline.ended.is_none()) else { return };
     let mut events = std::mem::take(&mut timeline.events);
     let thread = timeline.thread(&mut events);

@@ -1,13 +1,14 @@
 //! Work beside the interpreter: on a thread, without its lock, and ended by Ctrl-C.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
 use larder_runtime::guarded;
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 
 use crate::errors::or_raise;
@@ -54,7 +55,7 @@ pub fn spawn(work: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
 
 /// The next value of a channel; `None` if there will be none. A signal whose handler raises cancels the work.
 pub fn wait<T: Send>(py: Python<'_>, receiver: &Mutex<Receiver<T>>, wanted: &Wanted) -> PyResult<Option<T>> {
-    let next = || receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(SIGNAL_PERIOD);
+    let next = || receiver.lock().recv_timeout(SIGNAL_PERIOD);
     loop {
         match py.detach(next) {
             Ok(value) => return Ok(Some(value)),

@@ -1,13 +1,14 @@
 //! A model that is loaded.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 use larder_runtime::{
     ChatMessages, GenerateOptions, GeneratedText, LoadOptions, Model, SharedStats, TextCodec, guarded,
 };
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 
 use crate::array::PyArray;
@@ -32,7 +33,7 @@ struct ModelSlot(Mutex<Option<Model>>);
 impl ModelSlot {
     /// Waits until nothing else uses the model.
     fn with<T>(&self, use_it: impl FnOnce(&mut Model) -> Result<T>) -> Result<T> {
-        let mut model = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut model = self.0.lock();
         use_it(model.as_mut().context("the model is closed; load it again")?)
     }
 }
@@ -113,7 +114,7 @@ impl PyModel {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let slot = self.slot.clone();
         compute(py, move |_| {
-            drop(slot.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+            drop(slot.0.lock().take());
             Ok(())
         })
     }

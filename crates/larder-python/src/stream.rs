@@ -1,9 +1,9 @@
 //! A text while it is generated.
 
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use larder_runtime::{GeneratedText, PieceListener, TextPiece};
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 
 use crate::background::{Wanted, wait};
@@ -62,17 +62,13 @@ impl PyStream {
         PyStream { events: Mutex::new(events), wanted, end: Mutex::default() }
     }
 
-    fn end(&self) -> MutexGuard<'_, StreamEnd> {
-        self.end.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a piece, or keeps the end.
     fn receive(&self, event: PieceEvent, pieces: &mut Vec<PyPiece>) {
         match event {
             PieceEvent::Piece(piece) => pieces.push(piece),
             PieceEvent::End(end) => match *end {
-                Ok(answer) => self.end().answer = Some(answer),
-                Err(error) => self.end().error = Some(error),
+                Ok(answer) => self.end.lock().answer = Some(answer),
+                Err(error) => self.end.lock().error = Some(error),
             },
         }
     }
@@ -91,7 +87,7 @@ impl PyStream {
             let more = || self.events.try_lock().ok()?.try_recv().ok();
             next = if pieces.len() < most { more() } else { None };
         }
-        match self.end().error.take_if(|_| pieces.is_empty()) {
+        match self.end.lock().error.take_if(|_| pieces.is_empty()) {
             Some(error) => Err(raised(error)),
             None => Ok(pieces),
         }
@@ -104,14 +100,14 @@ impl PyStream {
 
     /// The answer as JSON, when the text has ended.
     fn answer(&self) -> PyResult<Option<String>> {
-        let end = self.end();
+        let end = self.end.lock();
         let json = end.answer.as_ref().map(|answer| serde_json::to_string(answer).map_err(anyhow::Error::from));
         or_raise(json.transpose())
     }
 
     /// The trace of the generation, once.
     fn trace(&self) -> Option<PyTrace> {
-        self.end().answer.as_mut().and_then(|answer| answer.trace.take()).map(PyTrace::new)
+        self.end.lock().answer.as_mut().and_then(|answer| answer.trace.take()).map(PyTrace::new)
     }
 }
 

@@ -1,9 +1,8 @@
 //! Runs tasks on a few threads.
 
-use std::sync::{
-    Mutex,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
-};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
 
 use crate::error::{Result, StoreError};
 
@@ -30,10 +29,10 @@ pub(crate) fn parallel<S, T: Send>(
                 return;
             }
             match task(&mut state, i) {
-                Ok(result) => results.lock().expect("no thread panics while it holds the lock")[i] = Some(result),
+                Ok(result) => results.lock()[i] = Some(result),
                 Err(e) => {
                     failed.store(true, Ordering::Relaxed);
-                    error.lock().expect("no thread panics while it holds the lock").get_or_insert(e);
+                    error.lock().get_or_insert(e);
                 }
             }
         }
@@ -43,11 +42,9 @@ pub(crate) fn parallel<S, T: Send>(
             scope.spawn(work);
         }
     });
-    match error.into_inner().expect("no thread panicked while it held the lock") {
+    match error.into_inner() {
         Some(error) => Err(error),
-        None => {
-            Ok(results.into_inner().expect("no thread panicked while it held the lock").into_iter().flatten().collect())
-        }
+        None => Ok(results.into_inner().into_iter().flatten().collect()),
     }
 }
 

@@ -1,11 +1,12 @@
 //! Progress of long work: a bar on a terminal, plain lines elsewhere, nothing for work that ends soon.
 
 use std::io::IsTerminal;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use larder_core::printable;
+use parking_lot::Mutex;
 
 use crate::print;
 
@@ -97,7 +98,7 @@ impl Bar {
         match &self.kind {
             BarKind::Terminal(bar) => bar.inc(amount),
             BarKind::Plain(plain) => {
-                let mut plain = plain.lock().unwrap_or_else(|e| e.into_inner());
+                let mut plain = plain.lock();
                 plain.done += amount;
                 let passed = self.start.elapsed();
                 if passed >= plain.next {
@@ -114,7 +115,7 @@ impl Bar {
     pub fn resume(&self, amount: u64) {
         match &self.kind {
             BarKind::Terminal(bar) => bar.set_position(amount),
-            BarKind::Plain(plain) => plain.lock().unwrap_or_else(|e| e.into_inner()).done = amount,
+            BarKind::Plain(plain) => plain.lock().done = amount,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Speculation changes no token: texts written with draft tokens are those written token by token, and so is what
 //! follows them.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use larder_cache::CacheScope;
 use larder_engine::{
@@ -10,6 +10,7 @@ use larder_engine::{
 };
 use larder_model::{ComputeContext, ExpertPath};
 use larder_text::{StopMatcher, Tokenizer, TokenizerConfig};
+use parking_lot::Mutex;
 
 use crate::support::golden_models;
 use crate::support::rig::{Model, model};

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use larder_core::CacheScope;
 use larder_engine::{Session, TokenInput};
@@ -10,6 +10,7 @@ use larder_store::reader::{
     DriveLog, Drives, FaultTarget, MemoryReader, PacedReader, ReadCompletion, ReadFault, ReadRequest, Reader,
 };
 use larder_store::{Division, add_drive};
+use parking_lot::Mutex;
 
 use super::drives::{TwoFolders, shards_in};
 use crate::support::rig::{Model, TOKENS, model, open, read_and_write};
@@ -66,11 +67,11 @@ fn faults_of_one_drive_are_survived_bit_for_bit() {
                 let (reader, log) = mirrored(&model, memory, |_| 3);
                 let said = Arc::new(Mutex::new(Vec::new()));
                 let theirs = said.clone();
-                log.send_to(move |what| theirs.lock().unwrap().push(what.to_owned()));
+                log.send_to(move |what| theirs.lock().push(what.to_owned()));
                 let mut streaming = model.streaming_through(Box::new(reader), 1, CacheScope::Layer, prefetch);
                 let got = read_and_write(&mut Session::new(&model.decoder, &mut streaming, 100));
                 assert!(got == want, "{fault:?} of drive {drive}: the logits differ");
-                let said = said.lock().unwrap();
+                let said = said.lock();
                 assert!((1..=2).contains(&said.len()), "{fault:?} of drive {drive}: {said:?}");
             }
         }

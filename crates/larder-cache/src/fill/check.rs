@@ -1,10 +1,10 @@
 //! The check of bytes that were read against their checksums, and reads of another copy of those that are wrong.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use larder_store::StoreError;
 use larder_store::reader::ReadRequest;
+use parking_lot::Mutex;
 
 use super::halves::Half;
 use super::tag::ReadTag;
@@ -80,10 +80,10 @@ impl SlotFiller {
             };
             let (shards, layer) = shards_of(shards, layers, expert.row);
             if let Err(e) = shards.check(layer, expert.expert, part, data) {
-                failures.lock().unwrap_or_else(PoisonError::into_inner).push((checks[task], e));
+                failures.lock().push((checks[task], e));
             }
         });
-        failures.into_inner().unwrap_or_else(PoisonError::into_inner)
+        failures.into_inner()
     }
 
     /// Reads an expert whose bytes are wrong from another copy, if there is one that was not read for this.

@@ -1,9 +1,10 @@
 //! The double of a device, for tests: its memory is a few vectors, and faults and latency follow from a seed.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use larder_core::Rng;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Device, DeviceError, Direction, Transfer, TransferDone};
 use crate::one_tier::SlotIndex;
@@ -43,7 +44,7 @@ impl DeviceSlots {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<SlotDouble>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

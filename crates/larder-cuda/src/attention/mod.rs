@@ -5,11 +5,12 @@ mod tiles;
 mod topk_rows;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use larder_core::NumberFormat;
 use larder_kernels::{AttentionArgs, AttentionTask};
 use larder_model::{DeviceAttention, KvPageShape, KvView};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
@@ -170,7 +171,7 @@ impl GpuAttention {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

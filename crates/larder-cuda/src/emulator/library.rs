@@ -6,11 +6,12 @@ use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::hash::Hasher;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::{env, fs, io, process};
 
 use larder_os::read_regular;
 use libloading::{Library, Symbol};
+use parking_lot::Mutex;
 use twox_hash::XxHash3_64;
 
 use crate::code_books;
@@ -47,7 +48,7 @@ impl Kernels {
         let missing = || GpuError::failed(format!("the kernel {kernel}"), "it is not in the list of kernels");
         let name = self.names.get(kernel).ok_or_else(missing)?;
         let mut pointers: Vec<*mut c_void> = arguments.iter().map(Argument::pointer).collect();
-        let launch = self.launch.lock().unwrap_or_else(PoisonError::into_inner);
+        let launch = self.launch.lock();
         // SAFETY: the caller of `Driver::launch` guarantees that the arguments match the kernel's parameters.
         match unsafe { launch(name.as_ptr(), grid[0], grid[1], block, pointers.as_mut_ptr()) } {
             0 => Ok(()),

@@ -9,8 +9,9 @@ mod library;
 mod streams;
 
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::driver::{Driver, EventHandle, GpuInfo, GraphHandle, Launch, Stream};
 use crate::error::{GpuError, Result};
@@ -105,7 +106,7 @@ impl Emulator {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn submit(&self, stream: Stream, act: StreamOp, fault: Option<EmulatorFault>) -> Result<()> {

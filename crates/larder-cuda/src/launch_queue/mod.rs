@@ -12,8 +12,10 @@ mod staged;
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::driver::{Driver, EventHandle, GpuInfo, Launch, Stream};
 use crate::error::{GpuError, Result};
@@ -127,7 +129,7 @@ impl LaunchQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -218,7 +220,7 @@ impl State {
 
 impl Drop for LaunchQueue {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         state.graphs.clear(&self.inner);
     }
 }

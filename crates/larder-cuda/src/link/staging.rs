@@ -5,11 +5,12 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
 use larder_cache::two_tiers::{Direction, Transfer};
 use larder_store::reader::{KeptMapping, Slot};
+use parking_lot::{Condvar, Mutex};
 
 use crate::driver::Driver;
 use crate::error::Result;
@@ -122,11 +123,11 @@ impl LockedSlots {
     /// no other slot.
     fn lock(&self, slot: SlotMemory, len: usize, driver: &Arc<dyn Driver>, mode: &CopyMode) -> bool {
         let SlotMemory { from, bytes, memory } = slot;
-        let mut slots = self.all();
+        let mut slots = self.slots.lock();
         while let Some(known) = slots.get(&(from as usize)) {
             match known {
                 Some(locked) => return locked.bytes >= len,
-                None => slots = self.is_done.wait(slots).unwrap_or_else(PoisonError::into_inner),
+                None => self.is_done.wait(&mut slots),
             }
         }
         if mode.0.get().is_some() {
@@ -136,7 +137,7 @@ impl LockedSlots {
         drop(slots);
         // SAFETY: the slot is mapped, and stays so until it is unregistered.
         let locked = unsafe { driver.register(from, bytes) };
-        let mut slots = self.all();
+        let mut slots = self.slots.lock();
         match &locked {
             Ok(()) => drop(slots.insert(from as usize, Some(LockedSlot { bytes, _memory: memory }))),
             Err(e) => {
@@ -146,10 +147,6 @@ impl LockedSlots {
         }
         self.is_done.notify_all();
         locked.is_ok()
-    }
-
-    fn all(&self) -> MutexGuard<'_, HashMap<usize, Option<LockedSlot>>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -221,7 +218,7 @@ impl Drop for PageLockedSlots {
             // It does not panic.
             let _ = thread.join();
         }
-        for from in self.locked.all().keys() {
+        for from in self.locked.slots.lock().keys() {
             // SAFETY: it was registered, and the link has waited for all copies.
             unsafe { self.driver.unregister(*from as *const u8) };
         }

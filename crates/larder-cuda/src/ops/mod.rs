@@ -12,12 +12,13 @@ mod sampled;
 mod topk_rows;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use larder_kernels::AttentionArgs;
 use larder_model::{
     Activation, Few, GateFunction, Heads, HostBuffer, HostRows, KvView, NormGate, Ops, PlacedMatrix, Rows,
 };
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::attention::{GpuAttention, Outputs, Queries};
 use crate::driver::Driver;
@@ -114,7 +115,7 @@ impl GpuOps {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -314,7 +314,7 @@ mod tests {
     }
 
     fn with_model(speculation: Speculation, unseen: usize) -> Speculator {
-        let model: SharedSource = std::sync::Arc::new(std::sync::Mutex::new(Counting { unseen }));
+        let model: SharedSource = std::sync::Arc::new(parking_lot::Mutex::new(Counting { unseen }));
         Speculator::new(&Drafting { speculation, model: Some(model), mtp: false })
     }
 

@@ -1,8 +1,9 @@
 //! The seam between speculation and where its draft tokens come from.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use larder_model::{ModelError, Tap};
+use parking_lot::Mutex;
 
 use crate::sequence::OwnLayer;
 
@@ -54,7 +55,7 @@ pub type SharedSource = Arc<Mutex<dyn DraftSource>>;
 
 impl DraftSource for SharedSource {
     fn at_hand(&mut self, text: TextSoFar, own: Option<&OwnLayer>) -> usize {
-        self.lock().unwrap_or_else(PoisonError::into_inner).at_hand(text, own)
+        self.lock().at_hand(text, own)
     }
 
     fn draft(
@@ -64,6 +65,6 @@ impl DraftSource for SharedSource {
         own: Option<&mut OwnLayer>,
         tap: &mut dyn Tap,
     ) -> Result<Draft, ModelError> {
-        self.lock().unwrap_or_else(PoisonError::into_inner).draft(text, most, own, tap)
+        self.lock().draft(text, most, own, tap)
     }
 }

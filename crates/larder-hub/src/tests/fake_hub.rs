@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
 use serde_json::json;
 
@@ -87,7 +88,7 @@ impl FakeHub {
     }
 
     pub fn log(&self) -> Vec<RecordedRequest> {
-        self.shared.log.lock().unwrap().clone()
+        self.shared.log.lock().clone()
     }
 
     /// The ranges of the requests for the data of `file`.
@@ -101,7 +102,7 @@ impl Shared {
     fn serve(&self, stream: &TcpStream) -> std::io::Result<()> {
         let request = read_request(stream)?;
         let before = {
-            let mut log = self.log.lock().unwrap();
+            let mut log = self.log.lock();
             let before = log.iter().filter(|a| a.path == request.path).count();
             log.push(request.clone());
             before

@@ -7,10 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use larder_store::{ConvertOptions, ReadAt, Result, SafetensorsHeader, Source, StoreErrorKind, convert, open_source};
+use parking_lot::Mutex;
 use serde_json::json;
 
 use self::fake_hub::{FakeHub, RecordedRequest, ScriptedReply};
@@ -168,7 +168,7 @@ fn retry_after_is_obeyed() {
         fn advance(&self, _: u64) {}
         fn end(&self) {}
         fn pause(&self, _: &str, pause: Duration) {
-            self.0.lock().unwrap().push(pause);
+            self.0.lock().push(pause);
         }
     }
     let script = |_: &RecordedRequest, before: usize| {
@@ -179,7 +179,7 @@ fn retry_after_is_obeyed() {
     let pauses = Arc::new(Pauses::default());
     let hub = Hub::new(&server.endpoint(), None, retry_policy()).unwrap();
     Repo::open(hub, "o/n", "main", dir.path(), pauses.clone()).unwrap();
-    assert_eq!(*pauses.0.lock().unwrap(), [Duration::from_secs(1)]);
+    assert_eq!(*pauses.0.lock(), [Duration::from_secs(1)]);
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn wrong_files_are_downloaded_once_more_and_then_refused() {
     let at = path.clone();
     // The early header is one request, the data another.
     survives(move |request, _| match request.path == at && request.range.is_none() {
-        true if WRONG_ONCE.lock().unwrap().replace(()).is_none() => ScriptedReply::Corrupt,
+        true if WRONG_ONCE.lock().replace(()).is_none() => ScriptedReply::Corrupt,
         _ => ScriptedReply::Normal,
     });
     let error = fails(move |request, _| {

@@ -1,10 +1,11 @@
 //! A router whose choice is overridden from outside, to try single experts.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use larder_core::{ExpertKey, Gate, Residency};
 use larder_policy::routing::{ExpertChoice, Ranking, Router, RouterInput, RouterReport};
 use larder_policy::spec::PolicyError;
+use parking_lot::Mutex;
 
 /// The replacement of the expert at one rank of one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,11 +23,11 @@ pub struct SwapHandle(Arc<Mutex<Option<ExpertSwap>>>);
 impl SwapHandle {
     /// Sets the swap for the next choices; `None` restores the model's own.
     pub fn set(&self, swap: Option<ExpertSwap>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = swap;
+        *self.0.lock() = swap;
     }
 
     fn get(&self) -> Option<ExpertSwap> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 }
 

@@ -1,10 +1,11 @@
 //! Sums of squares of the inputs of weight matrices, of which an importance matrix is made.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use larder_core::{ExpertId, LayerIdx};
 use larder_kernels::Inputs;
+use parking_lot::Mutex;
 
 /// The input that matrices of an expert share.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -47,24 +48,24 @@ impl ColumnSquares {
 impl InputSquares {
     /// The sums of each resident matrix that was multiplied with, by its name.
     pub fn resident(&self) -> BTreeMap<String, ColumnSquares> {
-        let all = lock(&self.resident);
-        let sums = all.iter().map(|(name, squares)| (name.clone(), lock(squares).clone()));
+        let all = self.resident.lock();
+        let sums = all.iter().map(|(name, squares)| (name.clone(), squares.lock().clone()));
         sums.filter(|(_, squares)| squares.tokens > 0).collect()
     }
 
     /// Takes the sums of the experts: for each layer and input those of each expert, up to the last that was used.
     pub fn take_experts(&self) -> BTreeMap<(LayerIdx, ExpertInput), Vec<ColumnSquares>> {
-        std::mem::take(&mut lock(&self.experts))
+        std::mem::take(&mut self.experts.lock())
     }
 
     /// The sums of the resident matrix `name`.
     pub(crate) fn of_matrix(&self, name: &str) -> MatrixSquares {
-        MatrixSquares(lock(&self.resident).entry(name.to_owned()).or_default().clone())
+        MatrixSquares(self.resident.lock().entry(name.to_owned()).or_default().clone())
     }
 
     /// Adds the `rows` of `x` to the sums of an expert.
     pub(crate) fn add(&self, layer: LayerIdx, expert: ExpertId, input: ExpertInput, x: &Inputs, rows: &[u32]) {
-        let mut all = lock(&self.experts);
+        let mut all = self.experts.lock();
         let experts = all.entry((layer, input)).or_default();
         if experts.len() <= expert.index() {
             experts.resize(expert.index() + 1, ColumnSquares::default());
@@ -80,7 +81,7 @@ pub(crate) struct MatrixSquares(Arc<Mutex<ColumnSquares>>);
 impl MatrixSquares {
     /// Adds the rows `pick` of `x`; `None` for all.
     pub fn add(&self, x: &Inputs, pick: Option<&[u32]>) {
-        let mut squares = lock(&self.0);
+        let mut squares = self.0.lock();
         match pick {
             Some(pick) => squares.add(x.cols(), pick.iter().map(|row| row_of(x, *row as usize))),
             None => squares.add(x.cols(), x.all_values().chunks_exact(x.cols())),
@@ -90,10 +91,6 @@ impl MatrixSquares {
 
 fn row_of<'a>(x: &Inputs<'a>, row: usize) -> &'a [f32] {
     &x.all_values()[row * x.cols()..][..x.cols()]
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

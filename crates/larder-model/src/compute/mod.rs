@@ -10,11 +10,12 @@ pub use input_squares::{ColumnSquares, ExpertInput, InputSquares};
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use larder_core::{CheckpointPolicy, TaskThreads};
 use larder_kernels::{Product, ThreadPool, products};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::device::{DeviceAttention, DeviceProducts, Place};
 use crate::kv::{KvFormat, KvPool};
@@ -112,7 +113,7 @@ impl ComputeContext {
 
     /// Waits until no other step computes.
     pub(crate) fn step(&self) -> MutexGuard<'_, ()> {
-        self.stepping.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stepping.lock()
     }
 
     /// The pool for the KV caches of a decoder.

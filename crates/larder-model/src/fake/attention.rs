@@ -1,7 +1,9 @@
 //! A fake device that has pages of KV caches and states.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::device::{DeviceAttention, KvPageShape};
 use crate::error::{ModelError, Result};
@@ -48,17 +50,17 @@ impl FakeAttention {
 
     /// Bytes of all allocated pages.
     pub fn used_bytes(&self) -> usize {
-        self.lock().used_bytes
+        self.state.lock().used_bytes
     }
 
     /// Number of attention calls so far.
     pub fn calls(&self) -> u64 {
-        self.lock().calls
+        self.state.lock().calls
     }
 
     /// Number of copies between pages so far.
     pub fn copies(&self) -> u64 {
-        self.lock().copies
+        self.state.lock().copies
     }
 
     /// The pages.
@@ -68,7 +70,7 @@ impl FakeAttention {
 
     /// Counts a call of attention, which may fail.
     pub(crate) fn attend(&self) -> Result<()> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.calls += 1;
         if self.failing > 0 && state.calls.is_multiple_of(self.failing) {
             Err(ModelError::Device("attention on the device failed: device lost".into()))
@@ -76,15 +78,11 @@ impl FakeAttention {
             Ok(())
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl DeviceAttention for FakeAttention {
     fn allocate(&self, shape: KvPageShape) -> Result<usize> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.allocations += 1;
         if self.refusing > 0 && state.allocations.is_multiple_of(self.refusing) {
             return Err(ModelError::Device("the device has no memory for a page now".into()));
@@ -103,7 +101,7 @@ impl DeviceAttention for FakeAttention {
     }
 
     fn free(&self, page: usize) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.used_bytes -= state.shapes.remove(&page).expect("the page is allocated").bytes();
         self.pages.free(page);
     }
@@ -113,7 +111,7 @@ impl DeviceAttention for FakeAttention {
     }
 
     fn copy(&self, from: usize, to: usize, len: usize) -> Result<()> {
-        self.lock().copies += 1;
+        self.state.lock().copies += 1;
         self.pages.copy(from, to, len)
     }
 

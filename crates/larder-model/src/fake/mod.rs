@@ -2,10 +2,9 @@
 
 mod attention;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use larder_core::{NumberFormat, RowOrder};
 use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, products};
+use parking_lot::Mutex;
 
 use crate::device::{DeviceProduct, DeviceProducts, MatrixShape};
 use crate::error::{ModelError, Result};
@@ -56,31 +55,27 @@ impl FakeProducts {
 
     /// Number of matrices on the device.
     pub fn uploaded(&self) -> usize {
-        self.lock().matrices.len()
+        self.state.lock().matrices.len()
     }
 
     /// Number of batches so far.
     pub fn batches(&self) -> u64 {
-        self.lock().batches
+        self.state.lock().batches
     }
 
     /// A row of a matrix.
     pub(crate) fn row(&self, weights: usize, row: usize) -> Vec<f32> {
-        let state = self.lock();
+        let state = self.state.lock();
         let mut out = vec![0.0; state.matrices[weights].cols];
         larder_kernels::widen_row(state.matrices[weights].stored(), row, &mut out);
         out
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl DeviceProducts for FakeProducts {
     fn upload_rows(&self, shape: &MatrixShape, read: &mut dyn FnMut(usize, &mut [u8]) -> Result<()>) -> Result<usize> {
         let MatrixShape { kind, order, rows, cols, scale, bytes: size } = *shape;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let taken: u64 = state.matrices.iter().map(|matrices| matrices.bytes.len() as u64).sum();
         if taken + size as u64 > self.free_bytes {
             let free = self.free_bytes - taken;
@@ -94,7 +89,7 @@ impl DeviceProducts for FakeProducts {
     }
 
     fn matmul(&self, x: &Inputs, batch: &mut [DeviceProduct]) -> Result<()> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.batches += 1;
         if self.failing > 0 && state.batches.is_multiple_of(self.failing) {
             batch.iter_mut().for_each(|product| product.out.fill(f32::NAN));

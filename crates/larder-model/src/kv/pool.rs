@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use larder_core::{CheckpointPolicy, KV_PAGE_TOKENS};
+use parking_lot::Mutex;
 
 use super::{KvFormat, LayerShape};
 use crate::device::{DeviceAttention, KvPageShape, Place};
@@ -79,7 +80,7 @@ impl KvPool {
 
     /// What the sequences use now.
     pub fn usage(&self) -> KvUsage {
-        self.lock().usage
+        self.state.lock().usage
     }
 
     /// The most bytes that sequences can use, with the memory of pages that were given back; `None` for no limit.
@@ -127,7 +128,7 @@ impl KvPool {
 
     /// A page, whose contents are unspecified.
     pub(super) fn page(self: &Arc<Self>, shape: KvPageShape, place: Place) -> Result<KvPage> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let id = match state.free.get_mut(&(shape, place)).and_then(Vec::pop) {
             Some(id) => {
                 state.free_bytes -= shape.bytes();
@@ -172,15 +173,11 @@ impl KvPool {
             pages.into_iter().for_each(|page| self.pages(place).free(page));
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, PoolState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for KvPool {
     fn drop(&mut self) {
-        let mut state = mem::take(&mut *self.lock());
+        let mut state = mem::take(&mut *self.state.lock());
         self.free_unused(&mut state);
     }
 }
@@ -235,7 +232,7 @@ impl KvUsage {
 
 impl Drop for KvPage {
     fn drop(&mut self) {
-        let (mut state, bytes) = (self.pool.lock(), self.shape.bytes());
+        let (mut state, bytes) = (self.pool.state.lock(), self.shape.bytes());
         state.usage.count(self.shape, |all, own| *all -= own);
         state.free_bytes += bytes;
         state.free.entry((self.shape, self.place)).or_default().push(self.id);

@@ -1,8 +1,7 @@
 //! Recurrences whose state has parts that do not depend on each other, heads or channels, which threads share.
 
-use std::sync::{Mutex, PoisonError};
-
 use larder_kernels::ThreadPool;
+use parking_lot::Mutex;
 
 /// A state and what its parts yield. The last part of both may be smaller than the others.
 pub(crate) struct StateParts<'a> {
@@ -43,7 +42,7 @@ pub(crate) fn share<P: Send>(
     work: impl Fn(usize, &mut P) + Sync,
 ) {
     let parts: Vec<_> = parts.map(Mutex::new).collect();
-    threads.run(parts.len(), &|task| work(task, &mut parts[task].lock().unwrap_or_else(PoisonError::into_inner)));
+    threads.run(parts.len(), &|task| work(task, &mut parts[task].lock()));
 }
 
 #[cfg(test)]

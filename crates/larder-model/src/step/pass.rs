@@ -1,7 +1,8 @@
 //! Positions, rotations and attention masks of one step over a ragged batch: some tokens of each of several sequences.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::kv::AttentionMask;
 use crate::ops::{Few, HandedChoice, RopeTable, Rows};
@@ -37,12 +38,12 @@ impl<T> Default for HandedOn<T> {
 impl<T: Clone> HandedOn<T> {
     /// Replaces the value.
     pub fn set(&self, value: T) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+        *self.0.lock() = Some(value);
     }
 
     /// The value of the nearest layer before that had one.
     pub fn get(&self) -> Option<T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 }
 

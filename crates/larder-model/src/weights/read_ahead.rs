@@ -4,10 +4,10 @@
 //! and rows are reordered.
 
 use std::collections::BTreeMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope};
 
 use larder_core::{TensorSpec, Tensors, TensorsError};
+use parking_lot::{Condvar, Mutex};
 
 use crate::weights::Bytes;
 
@@ -60,7 +60,7 @@ impl<'a> ReadAhead<'a> {
         for i in 0..THREADS {
             let thread = thread::Builder::new().name(format!("larder-load-{i}"));
             if thread.spawn_scoped(scope, || self.read()).is_err() && i == 0 {
-                self.state().stopping = true;
+                self.state.lock().stopping = true;
             }
         }
         Reading(self)
@@ -68,7 +68,7 @@ impl<'a> ReadAhead<'a> {
 
     /// The bytes of a tensor, which the caller requests once. `None` if it was not to be read ahead.
     pub fn take(&self, name: &str) -> Option<Result<Bytes, TensorsError>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let at = state.taken + self.tensors[state.taken..].iter().position(|(next, _)| *next == name)?;
         // Tensors before it will not be requested any more.
         for skipped in state.taken..at {
@@ -86,7 +86,7 @@ impl<'a> ReadAhead<'a> {
             if state.stopping {
                 return None;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 
@@ -95,7 +95,7 @@ impl<'a> ReadAhead<'a> {
         while let Some((at, name, len)) = self.claim() {
             let mut bytes = Bytes::zeroed(len);
             let read = self.source.read(name, 0, &mut bytes).map(|()| bytes);
-            let mut state = self.state();
+            let mut state = self.state.lock();
             if at < state.taken {
                 state.bytes -= len
             } else {
@@ -107,7 +107,7 @@ impl<'a> ReadAhead<'a> {
 
     /// The next tensor to read, as soon as there is room for it.
     fn claim(&self) -> Option<(usize, &'a str, usize)> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         loop {
             state.next = state.next.max(state.taken);
             let (at, (name, len)) = (state.next, *self.tensors.get(state.next)?);
@@ -118,12 +118,8 @@ impl<'a> ReadAhead<'a> {
                 (state.next, state.bytes) = (at + 1, state.bytes + len);
                 return Some((at, name, len));
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -142,7 +138,7 @@ struct StopOnPanic<'q, 'a>(&'q ReadAhead<'a>);
 impl Drop for StopOnPanic<'_, '_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.state().stopping = true;
+            self.0.state.lock().stopping = true;
             self.0.changed.notify_all();
         }
     }
@@ -150,7 +146,7 @@ impl Drop for StopOnPanic<'_, '_> {
 
 impl Drop for Reading<'_, '_> {
     fn drop(&mut self) {
-        self.0.state().stopping = true;
+        self.0.state.lock().stopping = true;
         self.0.changed.notify_all();
     }
 }
@@ -225,7 +221,7 @@ mod tests {
         });
         let most = 32 + AHEAD_BYTES / (4 * quarter) + THREADS;
         assert!(source.reads.load(Ordering::Relaxed) <= most, "no more than {AHEAD_BYTES} bytes are read ahead");
-        assert!(ahead.state().bytes <= AHEAD_BYTES);
+        assert!(ahead.state.lock().bytes <= AHEAD_BYTES);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Rows of a matrix on the SSD: read when they are wanted, several at a time, behind a cache of those last used.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use larder_core::{TensorMeta, TensorRows};
+use parking_lot::Mutex;
 
 use crate::device::{DeviceProducts, MatrixShape};
 use crate::error::Result;
@@ -70,14 +71,14 @@ impl CachedRows {
 impl EmbeddingRows for CachedRows {
     fn fill(&self, rows: &[u32], out: &mut [f32]) -> Result<()> {
         // A thread that panicked while it read rows has left no entries for them.
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cache = self.cache.lock();
         let (width, batch) = (out.len() / rows.len().max(1), cache.sizes.batch);
         let mut parts = rows.chunks(batch).zip(out.chunks_mut((width * batch).max(1)));
         parts.try_for_each(|(rows, out)| cache.fill(rows, self.rows.as_ref(), out))
     }
 
     fn traffic(&self) -> Option<RowTraffic> {
-        Some(self.cache.lock().unwrap_or_else(PoisonError::into_inner).traffic)
+        Some(self.cache.lock().traffic)
     }
 
     fn place_on(&self, device: &dyn DeviceProducts) -> Result<()> {

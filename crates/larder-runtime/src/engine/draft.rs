@@ -1,10 +1,11 @@
 //! Loading the draft model of an engine.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use anyhow::Result;
 use larder_engine::{DraftModel, SharedSource};
 use larder_model::ComputeContext;
+use parking_lot::Mutex;
 
 use crate::inputs::draft_inputs;
 use crate::notices::Notice;

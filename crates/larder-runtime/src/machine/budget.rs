@@ -1,11 +1,12 @@
 //! One owner of the memory that an engine takes: the printed ceiling, and what has been taken of it.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use larder_core::format_bytes;
 use larder_os::memory;
+use parking_lot::Mutex;
 
 use crate::notices::Setting;
 
@@ -61,24 +62,24 @@ impl MemoryBudget {
 
     /// The ceiling in bytes: what the plan prints.
     pub fn ceiling_bytes(&self) -> u64 {
-        self.account().ceiling
+        self.0.lock().ceiling
     }
 
     /// Bytes that are taken.
     pub fn taken_bytes(&self) -> u64 {
-        self.account().taken
+        self.0.lock().taken
     }
 
     /// Raises the ceiling by `bytes`, for memory that the plan does not have.
     pub(crate) fn raise(&self, bytes: u64) {
-        let mut account = self.account();
+        let mut account = self.0.lock();
         account.ceiling = account.ceiling.saturating_add(bytes);
     }
 
     /// Takes `bytes` until the lease is dropped. Fails if the ceiling would be exceeded, or, for large requests, if the
     /// machine or a control group has less than that now: a limit may have been lowered since the plan was made.
     pub fn take(&self, purpose: MemoryUse, bytes: u64) -> Result<MemoryLease> {
-        let mut account = self.account();
+        let mut account = self.0.lock();
         let taken = account.taken.saturating_add(bytes);
         if taken > account.ceiling {
             bail!(
@@ -94,10 +95,6 @@ impl MemoryBudget {
         account.taken = taken;
         drop(account);
         Ok(MemoryLease { budget: self.clone(), bytes })
-    }
-
-    fn account(&self) -> MutexGuard<'_, Account> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -140,13 +137,13 @@ impl MemoryLease {
     pub(crate) fn keep(&mut self, bytes: u64) {
         let less = self.bytes.saturating_sub(bytes);
         self.bytes -= less;
-        self.budget.account().taken -= less;
+        self.budget.0.lock().taken -= less;
     }
 }
 
 impl Drop for MemoryLease {
     fn drop(&mut self) {
-        self.budget.account().taken -= self.bytes;
+        self.budget.0.lock().taken -= self.bytes;
     }
 }
 

@@ -72,7 +72,8 @@ impl PowerThreads {
 mod tests {
     use std::fs;
     use std::path::Path;
-    use std::sync::Mutex;
+
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -91,7 +92,7 @@ mod tests {
         set(root.path(), "BAT0", "type", "Battery");
         let said = Arc::new(Mutex::new(Vec::new()));
         let theirs = said.clone();
-        let notices = Notices::to(move |notice| theirs.lock().unwrap().push(notice.to_string()));
+        let notices = Notices::to(move |notice| theirs.lock().push(notice.to_string()));
         let pool = Arc::new(ThreadPool::new(4, false).unwrap());
         let options = BatteryOptions { threads: 2, supplies: root.path().to_owned() };
         let mut power = PowerThreads { options, pool: pool.clone(), notices, on_battery: false };
@@ -103,6 +104,6 @@ mod tests {
         };
         assert_eq!(["1", "0", "0", "1", "1"].map(&mut look), [4, 2, 2, 4, 4]);
         let expected = ["power: on battery, 2 of 4 compute threads", "power: plugged in, 4 of 4 compute threads"];
-        assert_eq!(*said.lock().unwrap(), expected);
+        assert_eq!(*said.lock(), expected);
     }
 }

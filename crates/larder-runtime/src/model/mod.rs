@@ -12,11 +12,12 @@ mod stats;
 mod text_format;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use larder_engine::Sequence;
 use larder_text::{ChatFormat, GenerationConfig};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::{InferenceEngine, Notices, OpenModel, TextCodec};
@@ -135,7 +136,7 @@ impl Model {
             "model-context": blueprint.context,
             "chat-template": self.text.template.is_some(),
             "plan": self.engine.plan,
-            "notices": *self.notices.lock().unwrap_or_else(PoisonError::into_inner),
+            "notices": *self.notices.lock(),
         })
     }
 
@@ -164,7 +165,7 @@ impl Model {
 fn kept_in(list: &Arc<Mutex<Vec<String>>>) -> Notices {
     let list = list.clone();
     Notices::to(move |notice| {
-        let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = list.lock();
         if list.len() < NOTICES_MAX {
             list.push(notice.to_string());
         }

@@ -1,6 +1,8 @@
 //! Counts of a loaded model.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::{EngineExperts, InferenceEngine};
 use larder_engine::LossMeter;
@@ -73,10 +75,10 @@ impl SharedStats {
 
     /// The counts.
     pub fn get(&self) -> ModelStats {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.last.lock().clone()
     }
 
     pub(crate) fn update(&self, experts: &EngineExperts) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = ModelStats::of_parts(experts, &self.meter);
+        *self.last.lock() = ModelStats::of_parts(experts, &self.meter);
     }
 }

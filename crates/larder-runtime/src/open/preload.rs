@@ -1,7 +1,7 @@
 //! Loads all experts of a model into memory.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -9,6 +9,7 @@ use larder_core::{ExpertId, Geometry, LayerIdx, RowOrder};
 use larder_model::{AllResident, ComputeContext};
 use larder_store::reader::{Arena, ReadRequest, Reader, ReaderSpec, Slot, TouchPace};
 use larder_store::{DATA_START, ExpertSource, Result as StoreResult, Store};
+use parking_lot::Mutex;
 
 use crate::notices::{Notices, PreloadRates, Setting};
 
@@ -85,7 +86,7 @@ pub fn from_source(
     let worker = || -> StoreResult<Vec<Slot>> {
         let mut done = Vec::new();
         loop {
-            let next = rest.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let next = rest.lock().next();
             let Some(mut slot) = next else { return Ok(done) };
             let layer = geometry.moe_layers[slot.index() / geometry.experts];
             let layout = experts.layout(layer);

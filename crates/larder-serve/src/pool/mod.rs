@@ -6,12 +6,13 @@
 //! is opened, idle models are unloaded until its memory plan fits, and it is loaded. While it waits for memory, later
 //! requests wait behind it, also those for models that are loaded, so that every model gets its turn.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use larder_core::format_bytes;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, oneshot};
 
 use crate::engine::{Engine, RoutingChange};
@@ -384,8 +385,8 @@ impl ModelPool {
     }
 
     fn lock(&self) -> MutexGuard<'_, PoolState> {
-        // No code here panics halfway through a change, so a poisoned lock guards a valid state.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        // No code here panics halfway through a change.
+        self.state.lock()
     }
 }
 

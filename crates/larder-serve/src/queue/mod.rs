@@ -3,9 +3,9 @@
 pub mod job;
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -65,7 +65,7 @@ impl RequestQueue {
 
     /// Adds a request. `seconds` is the usual time of a request, from which `Retry-After` is estimated.
     pub fn submit(&self, job: GenerationJob, seconds: f64) -> Result<(), ApiError> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if inner.closing {
             return Err(ApiError::shutting_down());
         }
@@ -92,7 +92,7 @@ impl RequestQueue {
 
     /// Adds a command to the engine.
     pub fn command(&self, command: EngineCommand) -> Result<(), ApiError> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if inner.closing {
             return Err(ApiError::shutting_down());
         }
@@ -108,11 +108,11 @@ impl RequestQueue {
     /// The next task while `active` requests are being generated; waits for one up to `patience`. The first request in
     /// the queue starts if it `fits`; those behind it wait with it.
     pub fn next(&self, active: usize, patience: Duration, fits: impl Fn(&GenerationJob) -> bool) -> NextTask {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.active = active;
         inner.drop_expired();
         if inner.is_idle(self.parallel) && !inner.closing && !patience.is_zero() {
-            inner = self.wake.wait_timeout(inner, patience).unwrap_or_else(PoisonError::into_inner).0;
+            self.wake.wait_for(&mut inner, patience);
         }
         if let Some(command) = inner.commands.pop_front() {
             return NextTask::Engine(command);
@@ -134,7 +134,7 @@ impl RequestQueue {
 
     /// Refuses waiting and new requests from now on.
     pub fn close(&self) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.closing = true;
         for job in inner.jobs.drain(..) {
             let _ = job.events.try_send(GenerationEvent::Failed(ApiError::shutting_down()));
@@ -146,18 +146,13 @@ impl RequestQueue {
 
     /// Whether [`close`](Self::close) was called.
     pub fn is_closed(&self) -> bool {
-        self.lock().closing
+        self.inner.lock().closing
     }
 
     /// Numbers of waiting and of active requests.
     pub fn lengths(&self) -> (usize, usize) {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         (inner.jobs.len(), inner.active)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, QueueState> {
-        // No code here panics halfway through a change, so a poisoned lock guards a valid state.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

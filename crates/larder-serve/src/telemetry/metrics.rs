@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use larder_cache::Traffic;
 use larder_engine::{AheadCounts, DraftCounts};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::engine::EngineStatus;
 use crate::telemetry::live::StepWork;
@@ -21,7 +21,7 @@ pub struct ResponseCounts(Mutex<BTreeMap<(&'static str, u16), u64>>);
 impl ResponseCounts {
     /// Counts a response by its route and status code. Routes are a bounded set.
     pub fn responded(&self, route: &'static str, code: u16) {
-        *locked(&self.0).entry((route, code)).or_default() += 1;
+        *self.0.lock().entry((route, code)).or_default() += 1;
     }
 }
 
@@ -85,12 +85,8 @@ impl Histogram {
 impl Metrics {
     /// Exclusive access, even after a thread has panicked with the lock held.
     pub fn lock(&self) -> MutexGuard<'_, Counters> {
-        locked(&self.0)
+        self.0.lock()
     }
-}
-
-fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Counters {
@@ -243,7 +239,7 @@ pub struct ModelMetrics<'a> {
 pub fn text(responses: &ResponseCounts, models: &[ModelMetrics], process_bytes: Option<u64>) -> String {
     let mut out = String::new();
     head(&mut out, "http_responses_total", "counter", "HTTP responses by route and status code.");
-    for ((route, code), n) in &*locked(&responses.0) {
+    for ((route, code), n) in &*responses.0.lock() {
         let _ = writeln!(out, "larder_http_responses_total{{route=\"{route}\",code=\"{code}\"}} {n}");
     }
     let labels: Vec<String> = models.iter().map(|model| model.name.map(label).unwrap_or_default()).collect();

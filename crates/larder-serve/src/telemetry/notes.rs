@@ -1,7 +1,8 @@
 //! Sentences about requests that are logged once: fields and tools that have no effect.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 /// The most sentences that are remembered; further ones are not logged.
 const NOTES_MAX: usize = 1_000;
@@ -13,7 +14,7 @@ pub struct Notes(Mutex<BTreeSet<String>>);
 impl Notes {
     /// Logs those that are new.
     pub fn log(&self, notes: &[String]) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         for note in notes {
             if known.len() < NOTES_MAX && known.insert(note.clone()) {
                 tracing::info!("{note}");

@@ -1,6 +1,6 @@
 //! Another OpenAI-compatible server, which answers for the models that this one does not have.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::request::Parts;
@@ -11,6 +11,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::{timeout, timeout_at};
@@ -99,7 +100,7 @@ impl Upstream {
     /// The answer of the other server to a request. A response that is not streamed is read to its end before, and of
     /// one that is streamed the first part, so that an error is found while the request can still be answered here.
     pub async fn send(&self, parts: &Parts, body: Bytes, deadline: Instant) -> Result<Response> {
-        if let Some(since) = self.state().away_since
+        if let Some(since) = self.state.lock().away_since
             && since.elapsed() < PAUSE
         {
             return Err(UpstreamAway("it was away a moment ago".into()));
@@ -175,7 +176,7 @@ impl Upstream {
 
     /// Prints when the server goes away, and when it is back.
     fn note(&self, answer: &Result<Response>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let was_away = state.away_since.is_some();
         match answer {
             Ok(_) => {
@@ -196,7 +197,7 @@ impl Upstream {
     /// The models of the other server, as it lists them; those of the last time if it does not answer.
     pub async fn models(&self) -> Vec<Value> {
         let (kept, is_away) = {
-            let state = self.state();
+            let state = self.state.lock();
             (state.models.clone(), state.away_since.is_some_and(|since| since.elapsed() < PAUSE))
         };
         let is_fresh = kept.as_ref().is_some_and(|(at, _)| at.elapsed() < LIST_KEPT);
@@ -204,7 +205,7 @@ impl Upstream {
             && !is_away
             && let Ok(Some(models)) = timeout(LIST, self.listed()).await
         {
-            self.state().models = Some((Instant::now(), models.clone()));
+            self.state.lock().models = Some((Instant::now(), models.clone()));
             return models;
         }
         kept.map(|(_, models)| models).unwrap_or_default()
@@ -217,10 +218,6 @@ impl Upstream {
         let mut list: Value = serde_json::from_slice(&body.to_bytes()).ok()?;
         let models = list["data"].as_array_mut().map(std::mem::take)?;
         Some(models.into_iter().filter(|model| model["id"].is_string()).collect())
-    }
-
-    fn state(&self) -> std::sync::MutexGuard<'_, UpstreamState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

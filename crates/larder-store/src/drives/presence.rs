@@ -8,12 +8,13 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
 use larder_os::{FileAt, open_regular};
+use parking_lot::Mutex;
 
 use crate::{
     check_reads::{CheckReads, ReadChecks},
@@ -104,7 +105,7 @@ impl StorePresence {
             return error;
         }
         let folder = &self.folders[folder];
-        let mut is_away = folder.lock();
+        let mut is_away = folder.is_away.lock();
         folder.is_suspect.store(true, Ordering::Release);
         match folder.probe() {
             Err(cause) if is_removal(&cause) => {
@@ -116,7 +117,7 @@ impl StorePresence {
     }
 
     fn look(&self, folder: &StoreFolder) -> Result<()> {
-        let mut is_away = folder.lock();
+        let mut is_away = folder.is_away.lock();
         if !folder.is_suspect.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -132,10 +133,6 @@ impl StorePresence {
 }
 
 impl StoreFolder {
-    fn lock(&self) -> std::sync::MutexGuard<'_, bool> {
-        self.is_away.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Reads the first block of the marker, from the drive where that is possible: what the page cache holds of a drive
     /// that is gone says nothing.
     fn probe(&self) -> io::Result<()> {
@@ -211,7 +208,7 @@ mod tests {
     fn presence(path: &Path) -> (StorePresence, Arc<Mutex<Vec<String>>>) {
         let (log, said) = (Arc::new(DriveLog::default()), Arc::new(Mutex::new(vec![])));
         let theirs = said.clone();
-        log.send_to(move |what| theirs.lock().unwrap().push(what.to_owned()));
+        log.send_to(move |what| theirs.lock().push(what.to_owned()));
         let hash = Manifest::read(path).unwrap().1;
         let checks = Arc::new(ReadChecks::new());
         checks.set(CheckReads::First);
@@ -229,7 +226,7 @@ mod tests {
         assert_eq!(presence.generation(0).unwrap(), 1, "files are opened again all the same");
         let wrong = presence.failed(0, StoreError::malformed(Path::new("shard"), "is short"));
         assert_eq!((wrong.kind, presence.generation(0).unwrap()), (StoreErrorKind::Malformed, 1));
-        assert!(said.lock().unwrap().is_empty());
+        assert!(said.lock().is_empty());
     }
 
     #[test]
@@ -250,7 +247,7 @@ mod tests {
         fs::rename(&elsewhere, &store).unwrap();
         assert_eq!(presence.generation(0).unwrap(), 1);
         assert!(presence.checks.again());
-        assert_eq!(*said.lock().unwrap(), [format!("the drive with {} is back", store.display())]);
+        assert_eq!(*said.lock(), [format!("the drive with {} is back", store.display())]);
     }
 
     #[test]

@@ -1,9 +1,8 @@
 //! A file of a store that is opened again after its drive was away.
 
-use std::{
-    path::Path,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{path::Path, sync::Arc};
+
+use parking_lot::Mutex;
 
 use crate::{
     drives::presence::StorePresence,
@@ -33,7 +32,7 @@ impl WatchedFile {
 
     /// The open file, which is not opened again.
     pub fn opened(&self) -> Arc<ReadAt> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
+        self.open.lock().0.clone()
     }
 
     /// Fills `into` from byte `offset` on.
@@ -48,7 +47,7 @@ impl WatchedFile {
     fn current(&self) -> Result<Arc<ReadAt>> {
         let Some(presence) = &self.presence else { return Ok(self.opened()) };
         let generation = presence.generation(0)?;
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         if open.1 != generation {
             let (path, bytes) = (open.0.path(), open.0.len());
             let file = ReadAt::open(path)?;

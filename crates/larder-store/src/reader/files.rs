@@ -4,10 +4,11 @@ use std::{
     fs::File,
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use larder_os::{FileAt, open_regular};
+use parking_lot::Mutex;
 
 #[cfg(windows)]
 use super::overlapped::HandlePool;
@@ -161,19 +162,15 @@ impl ShardFiles {
         let drive = self.drive(file);
         let error = presence.failed(drive, error);
         if error.kind == StoreErrorKind::Removed {
-            self.open_files().close_all(|file| self.drive(file) == drive);
+            self.open_files.lock().close_all(|file| self.drive(file) == drive);
         }
         error
-    }
-
-    fn open_files(&self) -> MutexGuard<'_, OpenFiles> {
-        self.open_files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn find(&self, shard: usize) -> Result<Arc<OpenFile>> {
         let drive = self.drive(shard);
         let generation = self.presence.as_ref().map_or(Ok(0), |presence| presence.generation(drive))?;
-        let mut open_files = self.open_files();
+        let mut open_files = self.open_files.lock();
         if std::mem::replace(&mut open_files.generations[drive], generation) != generation {
             open_files.close_all(|file| self.drive(file) == drive);
         }
@@ -346,7 +343,7 @@ mod tests {
     }
 
     fn open(files: &ShardFiles) -> Vec<usize> {
-        let mut open = files.open_files.lock().unwrap().open.clone();
+        let mut open = files.open_files.lock().open.clone();
         open.sort();
         open
     }
@@ -390,7 +387,7 @@ mod tests {
         let (_dir, files) = files(4, 4);
         let held = files.get(0).unwrap();
         drop(files.get(1).unwrap());
-        files.open_files().close_all(|_| true);
+        files.open_files.lock().close_all(|_| true);
         assert_eq!(open(&files), [] as [usize; 0]);
         let again: Vec<_> = (0..3).map(|i| files.get(i).unwrap()).collect();
         let mut places: Vec<_> = again.iter().map(|file| file.place).chain([held.place]).collect();
@@ -398,7 +395,7 @@ mod tests {
         assert_eq!(places, [0, 1, 2, 3]);
         drop(held);
         drop(files.get(3).unwrap());
-        assert!(files.open_files().closing.is_empty());
+        assert!(files.open_files.lock().closing.is_empty());
     }
 
     /// The shards of a store, whose folder goes away and comes back.

@@ -11,9 +11,9 @@ use std::{
     os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle},
     path::{Path, PathBuf},
     ptr,
-    sync::{Mutex, PoisonError},
 };
 
+use parking_lot::Mutex;
 use windows_sys::Win32::{
     Foundation::{ERROR_HANDLE_EOF, ERROR_IO_PENDING},
     Storage::FileSystem::{FILE_FLAG_OVERLAPPED, ReadFile},
@@ -44,11 +44,10 @@ impl HandlePool {
 
     /// Reads with a handle that no other read uses meanwhile.
     pub fn read(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
-        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = idle().pop();
+        let kept = self.idle.lock().pop();
         let file = kept.map_or_else(|| open_direct_with_flags(FILE_FLAG_OVERLAPPED, &self.path), Ok)?;
         let got = read_whole(&file, into, offset)?;
-        let mut idle = idle();
+        let mut idle = self.idle.lock();
         if idle.len() < IDLE_HANDLES_MAX {
             idle.push(file);
         }
@@ -167,7 +166,7 @@ mod tests {
         let before_end = bytes.len() - READ_UNIT_BYTES;
         assert_eq!(handles.read(&mut buffer, before_end as u64).unwrap(), READ_UNIT_BYTES);
         assert_eq!(handles.read(&mut buffer, 8 * READ_UNIT_BYTES as u64).unwrap(), 0);
-        assert_eq!(handles.idle.lock().unwrap().len(), 1);
+        assert_eq!(handles.idle.lock().len(), 1);
         assert!(HandlePool::new(&dir.path().join("none")).read(&mut buffer, 0).is_err());
     }
 }

@@ -5,13 +5,14 @@ use std::{
     io,
     path::Path,
     sync::{
-        Arc, Condvar, Mutex,
+        Arc,
         mpsc::{Receiver, Sender, channel},
     },
     thread::{self, JoinHandle},
 };
 
 use larder_os::FileAt;
+use parking_lot::{Condvar, Mutex};
 
 use super::files::OpenFile;
 use super::retry::Failures;
@@ -147,8 +148,6 @@ struct Queue {
     changed: Condvar,
 }
 
-const UNPOISONED: &str = "no thread panics while it holds the lock";
-
 impl Default for Queue {
     fn default() -> Self {
         Queue { waiting: Mutex::new(Some(VecDeque::with_capacity(CAPACITY))), changed: Condvar::new() }
@@ -157,22 +156,18 @@ impl Default for Queue {
 
 impl Queue {
     fn push(&self, reads: impl IntoIterator<Item = ReadRequest>) {
-        self.waiting.lock().expect(UNPOISONED).as_mut().expect("the reader is alive").extend(reads);
+        self.waiting.lock().as_mut().expect("the reader is alive").extend(reads);
         self.changed.notify_all();
     }
 
     fn next(&self) -> Option<ReadRequest> {
-        let mut waiting = self.waiting.lock().expect(UNPOISONED);
-        loop {
-            if let Some(read) = waiting.as_mut()?.pop_front() {
-                return Some(read);
-            }
-            waiting = self.changed.wait(waiting).expect(UNPOISONED);
-        }
+        let mut waiting = self.waiting.lock();
+        self.changed.wait_while(&mut waiting, |waiting| waiting.as_ref().is_some_and(VecDeque::is_empty));
+        waiting.as_mut()?.pop_front()
     }
 
     fn close(&self) {
-        self.waiting.lock().expect(UNPOISONED).take();
+        self.waiting.lock().take();
         self.changed.notify_all();
     }
 }

@@ -7,12 +7,14 @@
 use std::{
     io,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
+
+use parking_lot::Mutex;
 
 /// Bytes that are touched at a time: one huge page. Another thread that maps or unmaps memory waits as long, as each
 /// that loads a tensor does several times.
@@ -109,7 +111,7 @@ impl Toucher {
     pub fn stop(&self) {
         self.progress.stopping.store(true, Ordering::Relaxed);
         self.thread.iter().for_each(|thread| thread.thread().unpark());
-        drop(self.progress.step.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(self.progress.step.lock());
     }
 
     /// Bytes and time of touching so far.
@@ -145,7 +147,7 @@ impl Progress {
 
     /// Touches a range, unless the thread was told to end before.
     fn step(&self, touch: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        let _step = self.step.lock().unwrap_or_else(PoisonError::into_inner);
+        let _step = self.step.lock();
         if self.stopping.load(Ordering::Relaxed) { Err(io::ErrorKind::Interrupted.into()) } else { touch() }
     }
 }
@@ -183,7 +185,7 @@ mod tests {
             if at >= fail_at {
                 return Err(io::ErrorKind::OutOfMemory.into());
             }
-            all.lock().unwrap().push((at, bytes));
+            all.lock().push((at, bytes));
             Ok(())
         };
         (Toucher::start(BYTES + 4096, pace, touch).unwrap(), ranges)
@@ -201,7 +203,7 @@ mod tests {
     fn all_memory_is_touched_once_in_order_and_in_steps() {
         let (toucher, ranges) = recorded(TouchPace::Background, usize::MAX);
         wait_until(|| toucher.touched().bytes == BYTES as u64 + 4096);
-        let ranges = ranges.lock().unwrap();
+        let ranges = ranges.lock();
         let mut end = 0;
         for (at, bytes) in ranges.iter() {
             assert!(*at == end && *bytes <= STEP_BYTES);
@@ -227,7 +229,7 @@ mod tests {
     fn a_failure_ends_the_touching_quietly() {
         let (toucher, ranges) = recorded(TouchPace::Background, 3 * STEP_BYTES);
         wait_until(|| toucher.thread.as_ref().unwrap().is_finished());
-        assert_eq!((ranges.lock().unwrap().len(), toucher.touched().bytes), (3, 3 * STEP_BYTES as u64));
+        assert_eq!((ranges.lock().len(), toucher.touched().bytes), (3, 3 * STEP_BYTES as u64));
     }
 
     #[test]

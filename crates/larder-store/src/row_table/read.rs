@@ -3,12 +3,13 @@
 use std::{
     path::Path,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
 
 use larder_core::TensorMeta;
+use parking_lot::Mutex;
 use twox_hash::XxHash3_128;
 
 use crate::{
@@ -143,7 +144,7 @@ impl RowTable {
             if self.is_trusted(block) {
                 self.file.read((DATA_START + at) as u64, piece)?;
             } else {
-                let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut buffer = self.buffer.lock();
                 piece.copy_from_slice(&self.verified_block(block, &mut buffer)?[within..][..piece.len()]);
             }
             at += piece.len();

@@ -4,10 +4,10 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
-    sync::Mutex,
 };
 
 use larder_core::ExpertId;
+use parking_lot::Mutex;
 
 use crate::{
     drives::second_folder::{DRIVE_FILE, DRIVES_FILE, Division, SecondFolder},
@@ -95,7 +95,7 @@ pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
     let shard_bytes = |places: &[ShardPlace]| places.iter().map(|place| place.shard.file_bytes as u64).sum::<u64>();
     progress.begin(other_bytes(&manifest) + shard_bytes(&places));
     let report = Mutex::new(VerifyReport::default());
-    let note = |bytes, outcome| report.lock().expect("no thread panics while it holds the lock").note(bytes, outcome);
+    let note = |bytes, outcome| report.lock().note(bytes, outcome);
     note(manifest.resident.bytes, check_resident(path, &manifest, progress));
     for table in &manifest.tables {
         note(table.file_bytes() as u64, check_table(path, table, progress));
@@ -120,7 +120,7 @@ pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
         progress.advance(file_bytes);
         Ok(())
     })?;
-    let mut report = report.into_inner().expect("no thread panicked while it held the lock");
+    let mut report = report.into_inner();
     report.problems.sort_by(|a, b| a.path.cmp(&b.path));
     report.unknown = unknown_files(path, &manifest, second.as_ref());
     report.second = second.map(|SecondFolder { folder, division, fault }| {

@@ -2,13 +2,14 @@
 //! models.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, bail};
 use larder_runtime::models::{self, HubName, no_folder};
 use larder_runtime::{ContextSize, EngineSettings, ModelOptions, MtpUse, Notices, OpenModel, Options, WorkProgress};
 use larder_store::{MANIFEST_FILE, SourceOptions, StoreError, StoreErrorKind, read_small};
 use larder_text::ChatTemplate;
+use parking_lot::Mutex;
 
 use crate::cli::IgnoreConfig;
 use crate::progress::{self, Bar};
@@ -133,7 +134,7 @@ struct Bars(Mutex<Option<Bar>>);
 
 impl Bars {
     fn with(&self, act: impl FnOnce(&mut Option<Bar>)) {
-        act(&mut self.0.lock().unwrap_or_else(|e| e.into_inner()));
+        act(&mut self.0.lock());
     }
 }
 

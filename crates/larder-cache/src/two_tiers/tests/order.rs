@@ -1,6 +1,8 @@
 //! Tests of order: when the device starts computing, and when the link starts copies.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::cache::ROWS_TOGETHER;
 use super::*;
@@ -11,7 +13,7 @@ struct CallLog(Arc<Mutex<Vec<String>>>);
 
 impl CallLog {
     fn lock(&self) -> MutexGuard<'_, Vec<String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

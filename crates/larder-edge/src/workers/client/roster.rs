@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc::UnboundedSender};
 use tokio::task::AbortHandle;
 
@@ -42,7 +43,7 @@ impl Roster {
     pub fn add(&self, connection: WorkerConnection, handshake: Arc<Handshake>, tried: Option<UnboundedSender<()>>) {
         let connection = Arc::new(connection);
         let monitor = tokio::spawn(connection.clone().monitor(handshake, self.lost.clone(), tried)).abort_handle();
-        self.entries().push(RosterEntry { connection, monitor });
+        self.entries.lock().push(RosterEntry { connection, monitor });
         self.version.fetch_add(1, Ordering::Release);
     }
 
@@ -52,7 +53,7 @@ impl Roster {
         let is_kept = |connection: &WorkerConnection| {
             connection.found_at().is_none_or(|at| found.contains(&at) || connection.state().held.is_some())
         };
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         let before = entries.len();
         entries.retain(|entry| is_kept(&entry.connection));
         if entries.len() < before {
@@ -62,7 +63,7 @@ impl Roster {
 
     /// The addresses of `found` that are not known yet, as many as there is room for.
     pub fn unknown(&self, found: &BTreeSet<SocketAddr>) -> Vec<SocketAddr> {
-        let entries = self.entries();
+        let entries = self.entries.lock();
         let known: BTreeSet<SocketAddr> = entries.iter().filter_map(|entry| entry.connection.found_at()).collect();
         found.difference(&known).copied().take(MOST_DISCOVERED.saturating_sub(known.len())).collect()
     }
@@ -74,7 +75,7 @@ impl Roster {
 
     /// All connections.
     pub fn connections(&self) -> Vec<Arc<WorkerConnection>> {
-        self.entries().iter().map(|entry| entry.connection.clone()).collect()
+        self.entries.lock().iter().map(|entry| entry.connection.clone()).collect()
     }
 
     /// Waits until a worker fails or drains.
@@ -84,19 +85,11 @@ impl Roster {
 
     /// The fault of the name that workers are discovered by; a sentence without its end.
     pub fn discovery_trouble(&self) -> Option<String> {
-        self.trouble().clone()
+        self.discovery_trouble.lock().clone()
     }
 
     /// Records it.
     pub fn set_discovery_trouble(&self, trouble: Option<String>) {
-        *self.trouble() = trouble;
-    }
-
-    fn entries(&self) -> MutexGuard<'_, Vec<RosterEntry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn trouble(&self) -> MutexGuard<'_, Option<String>> {
-        self.discovery_trouble.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.discovery_trouble.lock() = trouble;
     }
 }

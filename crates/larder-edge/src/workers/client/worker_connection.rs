@@ -2,12 +2,13 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
+use parking_lot::{Mutex, MutexGuard};
 use prost::Message;
 use tokio::net::{TcpStream, ToSocketAddrs};
 use tokio::sync::Notify;
@@ -153,7 +154,7 @@ impl WorkerConnection {
 
     /// The worker's present state.
     pub fn state(&self) -> MutexGuard<'_, WorkerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Records that a request failed: the worker is not used until its handshake succeeds again.

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::fixture::*;
 use super::tls_and_limits::certificates;
@@ -19,14 +21,14 @@ struct Zone(Arc<Mutex<Vec<SocketAddr>>>);
 
 impl Zone {
     fn set(&self, workers: &[&TestServer]) {
-        *self.0.lock().unwrap() = workers.iter().map(|worker| worker.socket()).collect();
+        *self.0.lock() = workers.iter().map(|worker| worker.socket()).collect();
     }
 }
 
 impl NameResolver for Zone {
     fn resolve(&mut self, host: &str, _: u16) -> io::Result<Vec<SocketAddr>> {
         assert_eq!(host, "workers.test");
-        match &self.0.lock().unwrap()[..] {
+        match &self.0.lock()[..] {
             [] => Err(io::Error::other("no such name")),
             all => Ok(all.to_vec()),
         }
@@ -144,7 +146,7 @@ fn a_name_without_addresses_is_one_sentence_until_it_has_some() {
 fn the_number_of_discovered_workers_is_limited() {
     let zone = Zone::default();
     // Nothing listens there.
-    *zone.0.lock().unwrap() = (0..1000).map(|n| ([127, 1, (n / 250) as u8, (n % 250) as u8 + 1], 9).into()).collect();
+    *zone.0.lock() = (0..1000).map(|n| ([127, 1, (n / 250) as u8, (n % 250) as u8 + 1], 9).into()).collect();
     let edge = client(&discovery(&[]), zone);
     let report = edge.report();
     assert_eq!(report.workers.len(), 64);
@@ -175,7 +177,7 @@ fn two_addresses_of_one_process_are_one_worker() {
     let zone = Zone::default();
     let worker = worker_at(TcpListener::bind("0.0.0.0:0").unwrap(), worker_options(), experts_where(|_| true));
     let port = worker.socket().port();
-    *zone.0.lock().unwrap() = vec![([127, 0, 0, 1], port).into(), ([127, 0, 0, 2], port).into()];
+    *zone.0.lock() = vec![([127, 0, 0, 1], port).into(), ([127, 0, 0, 2], port).into()];
     let mut edge = client(&discovery(&[]), zone);
     assert_eq!(outputs(&mut edge, false).unwrap(), expected(false));
     let answers: Vec<u64> = edge.report().workers.iter().map(|worker| worker.answers).collect();

@@ -1,7 +1,7 @@
 //! A model with two MoE layers, workers that hold its experts, and a reference with all experts in memory.
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use larder_model::{Activation, AllResident, ComputeContext, ExpertPath, MoeCall,
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 use larder_store::StoreError;
 use larder_store::reader::{Arena, MemoryReader};
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
@@ -186,7 +187,7 @@ impl Experts for FakeWorker {
     async fn compute(&self, request: Request<ComputeRequest>) -> Result<Response<ComputeReply>, Status> {
         let request = request.into_inner();
         let job = ComputeJob::read(&request, &handshake()).map_err(|e| Status::internal(e.to_string()))?;
-        let computed = self.host.lock().unwrap().compute(&job).map_err(Status::internal)?;
+        let computed = self.host.lock().compute(&job).map_err(Status::internal)?;
         let mut reply = ComputeReply {
             version: PROTOCOL_VERSION,
             id: request.id,

@@ -3,10 +3,11 @@
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -50,7 +51,7 @@ impl ConnectionUse {
 
     /// A request begins; it is in progress until the result is dropped.
     pub fn begin(&self) -> RunningRequest {
-        let mut requests = self.lock();
+        let mut requests = self.0.lock();
         requests.running += 1;
         requests.last = Instant::now();
         RunningRequest(self.clone())
@@ -58,18 +59,14 @@ impl ConnectionUse {
 
     /// Since when there has been no request.
     fn unused_since(&self) -> Instant {
-        let requests = self.lock();
+        let requests = self.0.lock();
         if requests.running > 0 { Instant::now() } else { requests.last }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Requests> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for RunningRequest {
     fn drop(&mut self) {
-        let mut requests = self.0.lock();
+        let mut requests = self.0.0.lock();
         requests.running -= 1;
         requests.last = Instant::now();
     }

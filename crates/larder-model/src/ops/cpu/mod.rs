@@ -14,10 +14,11 @@ mod tests;
 mod topk;
 mod workspace;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::{InputBuffer, ThreadPool, tanh};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::compute::{ComputeClocks, RowValues};
 use crate::device::Place;
@@ -101,7 +102,7 @@ impl CpuOps {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     /// Values of rows that were written so far.
@@ -175,10 +176,6 @@ impl CpuOps {
             state.rows.push(out)
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The part of values that a task gets.
@@ -369,7 +366,7 @@ impl Ops for CpuOps {
     fn download(&self, wanted: &[Rows]) -> Result<Few<HostRows>> {
         let mut state = self.lock();
         state.sampling.waits += 1;
-        if let Some(error) = self.fake.as_ref().and_then(|fake| lock(&fake.failed).take()) {
+        if let Some(error) = self.fake.as_ref().and_then(|fake| fake.failed.lock().take()) {
             return Err(error);
         }
         Ok(wanted.iter().map(|rows| state.rows.shared(*rows)).collect())

@@ -1,9 +1,9 @@
 //! Pages of KV caches and recurrent states in main memory.
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::{KvPages, KvTensor};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::device::{DeviceAttention, KvPageShape, KvView};
 use crate::error::Result;
@@ -44,7 +44,7 @@ impl Page {
 
 impl CpuPages {
     pub(crate) fn lock(&self) -> MutexGuard<'_, PageTable> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -184,7 +184,7 @@ impl DrawOps for CpuOps {
             return Err(ModelError::Device("the copy is not in flight".into()));
         };
         out.copy_from_slice(values);
-        self.fake.as_ref().and_then(|fake| super::lock(&fake.failed).take()).map_or(Ok(()), Err)
+        self.fake.as_ref().and_then(|fake| fake.failed.lock().take()).map_or(Ok(()), Err)
     }
 
     fn waits(&self) -> u64 {

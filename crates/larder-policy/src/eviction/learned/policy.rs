@@ -1,8 +1,9 @@
 //! The eviction policy `learned`.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use larder_core::MoeRow;
+use parking_lot::Mutex;
 
 use super::{Evictor, MoeSize, Scorer};
 use crate::eviction::{CacheShape, Eviction, Key, LayerChoice, Policy, PolicyInputs, PolicyNeeds};
@@ -70,11 +71,6 @@ impl Learned {
         let place = vec![OUT; shape.keys_per_pool()];
         Learned { shape, pool, shared, keys: Vec::new(), least: Vec::new(), place, jumps: 0, sequences: 0 }
     }
-
-    /// A panicking thread leaves no shared state half done, so a poisoned lock is still sound.
-    fn shared(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
-        shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Shared {
@@ -89,7 +85,7 @@ impl Shared {
 
 impl Eviction for Learned {
     fn begin(&mut self, choice: &LayerChoice) {
-        let mut shared = Self::shared(&self.shared);
+        let mut shared = self.shared.lock();
         shared.jumps += u64::from(choice.row.index() != (shared.row.index() + 1) % self.shape.rows);
         shared.row = choice.row;
         shared.scorer.observe(choice.row, choice.wanted);
@@ -102,7 +98,7 @@ impl Eviction for Learned {
     }
 
     fn new_sequence(&mut self) {
-        let mut shared = Self::shared(&self.shared);
+        let mut shared = self.shared.lock();
         self.sequences += 1;
         if self.sequences > shared.sequences {
             shared.sequences = self.sequences;
@@ -120,7 +116,7 @@ impl Eviction for Learned {
     fn touch(&mut self, _: Key) {}
 
     fn victim(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
-        let mut shared = Self::shared(&self.shared);
+        let mut shared = self.shared.lock();
         if self.jumps != shared.jumps {
             self.jumps = shared.jumps;
             self.least.fill(UNKNOWN);

@@ -4,13 +4,13 @@ use std::fs::{self, File};
 use std::hash::{Hash, Hasher};
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use larder_core::printable;
 use larder_engine::{SavedHead, SavedSequenceError, Sequence, SequenceOrigin};
 use larder_model::Decoder;
 use larder_os::{create_private_folder, open_regular_no_link, write_privately};
+use parking_lot::{Mutex, MutexGuard};
 use twox_hash::XxHash3_64;
 
 use super::index::{IndexEntry, SessionIndex};
@@ -95,7 +95,7 @@ impl SessionFolder {
     /// Exclusive access to the index.
     pub fn index(&self) -> MutexGuard<'_, SessionIndex> {
         // No code panics halfway through a change of the index.
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        self.index.lock()
     }
 
     /// The sequence in a file, and the length of the file. The file becomes the most recently used one.

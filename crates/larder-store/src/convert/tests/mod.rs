@@ -211,13 +211,13 @@ fn equal_sources_give_equal_stores_at_any_time_and_place() {
 #[test]
 fn a_source_that_changes_while_it_is_converted_is_refused() {
     /// Changes the weights, in place and with their old time, once half of the work is done.
-    struct Changing(std::sync::Mutex<Option<PathBuf>>);
+    struct Changing(parking_lot::Mutex<Option<PathBuf>>);
 
     impl Progress for Changing {
         fn begin(&self, _: u64) {}
 
         fn advance(&self, _: u64) {
-            let Some(path) = self.0.lock().unwrap().take() else { return };
+            let Some(path) = self.0.lock().take() else { return };
             let last = fs::metadata(&path).unwrap().len() - 1;
             let byte = fs::read(&path).unwrap()[last as usize];
             // Not written anew: another thread that reads it would see it truncated.
@@ -226,7 +226,7 @@ fn a_source_that_changes_while_it_is_converted_is_refused() {
     }
 
     let fixture = Fixture::new(ExpertForm::Separate);
-    let changing = Changing(std::sync::Mutex::new(Some(fixture.path("source/model.safetensors"))));
+    let changing = Changing(parking_lot::Mutex::new(Some(fixture.path("source/model.safetensors"))));
     let (blueprint, target) = (fixture.tiny.blueprint(), fixture.path("store"));
     let error = convert(&fixture.source, &blueprint, &target, &ConvertOptions::default(), &changing).unwrap_err();
     assert!(error.message.contains("has changed while it was converted"), "{error}");

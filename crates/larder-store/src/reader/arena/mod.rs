@@ -8,10 +8,11 @@ use std::{
     io,
     ops::{Deref, DerefMut, Range},
     ptr::NonNull,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use larder_core::SHARD_ALIGN;
+use parking_lot::Mutex;
 
 use system::AnonymousMemory;
 
@@ -138,7 +139,7 @@ impl Arena {
         if self.bytes() == 0 {
             return;
         }
-        let mut current = self.toucher();
+        let mut current = self.map.toucher.lock();
         // The thread of an earlier call has ended when the new one begins.
         *current = None;
         let ranges: Vec<Range<usize>> = self.starts.windows(2).map(|slot| slot[0]..slot[1]).collect();
@@ -157,26 +158,22 @@ impl Arena {
         *current = Toucher::start(self.bytes(), pace, touch).ok();
     }
 
-    fn toucher(&self) -> MutexGuard<'_, Option<Toucher>> {
-        self.map.toucher.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends the touching of [`touch_ahead`](Self::touch_ahead), and waits for what is being touched: memory that is
     /// given back afterwards is not touched again.
     pub fn stop_touching(&self) {
-        self.toucher().iter().for_each(Toucher::stop);
+        self.map.toucher.lock().iter().for_each(Toucher::stop);
     }
 
     /// Tells the thread of [`touch_ahead`](Self::touch_ahead) that reads have reached a slot.
     pub fn reads_reached(&self, slot: usize) {
-        if let (Some(toucher), Some(end)) = (&*self.toucher(), self.starts.get(slot.saturating_add(1))) {
+        if let (Some(toucher), Some(end)) = (&*self.map.toucher.lock(), self.starts.get(slot.saturating_add(1))) {
             toucher.reads_reached(*end as u64);
         }
     }
 
     /// What the thread of [`touch_ahead`](Self::touch_ahead) has touched so far.
     pub fn touched(&self) -> Touched {
-        self.toucher().as_ref().map(Toucher::touched).unwrap_or_default()
+        self.map.toucher.lock().as_ref().map(Toucher::touched).unwrap_or_default()
     }
 
     /// Touches all slots and waits until that is done. Fails where the system has no such call, or no memory.

@@ -1,7 +1,5 @@
 //! Reads distributed between simulated drives: the rate of both together, and failures of one.
 
-use std::sync::Mutex as StdMutex;
-
 use larder_core::SHARD_ALIGN;
 
 use super::{dispatch::Dispatcher, drive::Drive, *};
@@ -135,15 +133,15 @@ fn shards() -> Vec<Vec<u8>> {
 struct Mirrored {
     reader: PacedReader,
     log: Arc<DriveLog>,
-    said: Arc<StdMutex<Vec<String>>>,
+    said: Arc<Mutex<Vec<String>>>,
 }
 
 impl Mirrored {
     fn new(held: Vec<u8>, faults: impl Fn(MemoryReader) -> MemoryReader) -> Self {
         let memory = MemoryReader::new(Arc::new([shards(), shards()].concat()), 3).overtaken(3);
-        let (log, said) = (Arc::new(DriveLog::default()), Arc::new(StdMutex::new(vec![])));
+        let (log, said) = (Arc::new(DriveLog::default()), Arc::new(Mutex::new(vec![])));
         let theirs = said.clone();
-        log.send_to(move |what| theirs.lock().unwrap().push(what.to_owned()));
+        log.send_to(move |what| theirs.lock().push(what.to_owned()));
         let drives = Drives::new(vec!["a".into(), "b".into()], held, log.clone());
         let reader = PacedReader::on_drives(Box::new(faults(memory)), drives).unwrap();
         Mirrored { reader, log, said }
@@ -171,7 +169,7 @@ impl Mirrored {
     }
 
     fn said(&self) -> Vec<String> {
-        self.said.lock().unwrap().clone()
+        self.said.lock().clone()
     }
 }
 

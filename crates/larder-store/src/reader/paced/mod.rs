@@ -12,10 +12,12 @@ mod drive;
 use std::{
     collections::VecDeque,
     io,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
+
+use parking_lot::{Condvar, Mutex};
 
 use super::{ReadCompletion, ReadGoal, ReadRequest, Reader, Slot, window::ReadWindow};
 use crate::{drives::Drives, error::StoreError};
@@ -105,13 +107,13 @@ impl PacedReader {
 
     /// Bytes that may be in flight now, on all drives together.
     pub fn window_bytes(&self) -> u64 {
-        self.shared.state().dispatcher.drives().iter().map(|drive| drive.window(self.goal).bytes()).sum()
+        self.shared.state.lock().dispatcher.drives().iter().map(|drive| drive.window(self.goal).bytes()).sum()
     }
 
     /// Mean bytes per second of the SSD while the window was full, of all drives together; `None` if it was not for
     /// long enough.
     pub fn mean_rate(&self) -> Option<f64> {
-        let state = self.shared.state();
+        let state = self.shared.state.lock();
         let rates = state.dispatcher.drives().iter().filter_map(|drive| drive.window(self.goal).mean_rate());
         rates.reduce(|a, b| a + b)
     }
@@ -129,7 +131,7 @@ impl Reader for PacedReader {
     fn submit(&mut self, reads: &mut VecDeque<ReadRequest>) {
         let taken = reads.len().min(self.capacity.saturating_sub(self.unreturned));
         self.unreturned += taken;
-        self.shared.state().dispatcher.extend(reads.drain(..taken), self.goal);
+        self.shared.state.lock().dispatcher.extend(reads.drain(..taken), self.goal);
         // Without the reader, the thread has it, and starts what may start at the next completion: it has the reader
         // only while reads wait for one.
         if let Some(mut driver) = Driver::take(&self.shared) {
@@ -145,7 +147,7 @@ impl Reader for PacedReader {
         if let Some(mut driver) = Driver::take(&self.shared) {
             driver.collect();
         }
-        let done = self.shared.state().completed.pop_front()?;
+        let done = self.shared.state.lock().completed.pop_front()?;
         self.unreturned -= 1;
         Some(done)
     }
@@ -156,13 +158,13 @@ impl Reader for PacedReader {
         }
         self.unreturned -= 1;
         loop {
-            let mut state = self.shared.state();
+            let mut state = self.shared.state.lock();
             if let Some(done) = state.completed.pop_front() {
                 return Some(done);
             }
             if state.idle.is_none() {
                 state.caller_waits = true;
-                let mut state = self.shared.wait(state);
+                self.shared.changed.wait(&mut state);
                 state.caller_waits = false;
                 continue;
             }
@@ -178,18 +180,16 @@ impl Reader for PacedReader {
     }
 
     fn release(&mut self, slot: &Slot) -> bool {
-        let mut state = self.shared.state();
+        let mut state = self.shared.state.lock();
         state.caller_waits = true;
-        while state.idle.is_none() {
-            state = self.shared.wait(state);
-        }
+        self.shared.changed.wait_while(&mut state, |state| state.idle.is_none());
         state.caller_waits = false;
         state.idle.as_mut().is_some_and(|paced| paced.reader.release(slot))
     }
 
     fn read_copy(&mut self, read: ReadRequest, wrong: &StoreError) -> Result<(), ReadRequest> {
         let now = (self.shared.clock)();
-        let note = self.shared.state().dispatcher.read_copy(read, self.goal, wrong, now)?;
+        let note = self.shared.state.lock().dispatcher.read_copy(read, self.goal, wrong, now)?;
         self.unreturned += 1;
         self.shared.say(note);
         if let Some(mut driver) = Driver::take(&self.shared) {
@@ -201,18 +201,16 @@ impl Reader for PacedReader {
 
 impl Drop for PacedReader {
     fn drop(&mut self) {
-        let mut state = self.shared.state();
+        let mut state = self.shared.state.lock();
         // Nothing starts any more, and the thread lets go of the reader.
         state.dispatcher.close();
         state.caller_waits = true;
-        while state.idle.is_none() {
-            state = self.shared.wait(state);
-        }
+        self.shared.changed.wait_while(&mut state, |state| state.idle.is_none());
         let paced = state.idle.take();
         drop(state);
         // The thread must not end before: the system cancels the reads of a thread that has ended.
         drop(paced);
-        self.shared.state().closing = true;
+        self.shared.state.lock().closing = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has put the reader back.
@@ -222,14 +220,6 @@ impl Drop for PacedReader {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Says what there is to say about a drive; the state must not be locked.
     fn say(&self, note: Option<String>) {
         note.iter().for_each(|note| self.copies.log().say(note));
@@ -238,9 +228,9 @@ impl Shared {
     /// The thread: waits for completions while reads wait for room and no call has the reader.
     fn run(&self) {
         loop {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             while !state.closing && (!state.dispatcher.has_waiting() || state.idle.is_none()) {
-                state = self.wait(state);
+                self.changed.wait(&mut state);
             }
             if state.closing {
                 return;
@@ -261,7 +251,7 @@ struct Driver<'a> {
 
 impl<'a> Driver<'a> {
     fn take(shared: &'a Shared) -> Option<Self> {
-        let paced = shared.state().idle.take()?;
+        let paced = shared.state.lock().idle.take()?;
         Some(Driver { shared, paced: Some(paced) })
     }
 
@@ -288,7 +278,7 @@ impl<'a> Driver<'a> {
 
     fn complete(&mut self, done: ReadCompletion) {
         let now = (self.shared.clock)();
-        let note = self.shared.state().complete(done, now);
+        let note = self.shared.state.lock().complete(done, now);
         self.shared.say(note);
     }
 
@@ -296,7 +286,7 @@ impl<'a> Driver<'a> {
     fn start(&mut self) {
         let shared = self.shared;
         let Paced { reader, next } = self.paced();
-        shared.state().dispatcher.take_next((shared.clock)(), next);
+        shared.state.lock().dispatcher.take_next((shared.clock)(), next);
         if !next.is_empty() {
             reader.submit(next);
         }
@@ -305,7 +295,7 @@ impl<'a> Driver<'a> {
 
 impl Drop for Driver<'_> {
     fn drop(&mut self) {
-        let mut state = self.shared.state();
+        let mut state = self.shared.state.lock();
         state.idle = self.paced.take();
         let needed = state.caller_waits || state.dispatcher.has_waiting();
         drop(state);

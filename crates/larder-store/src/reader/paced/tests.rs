@@ -162,7 +162,7 @@ fn failed_reads_keep_their_tags_and_free_their_room() {
         let done = reader.wait().unwrap();
         assert_eq!((done.tag, done.result.is_err()), (1000 + done.slot.index() as u64, done.slot.index() == 7));
     }
-    assert_eq!(reader.shared.state().dispatcher.drives()[0].in_flight_bytes(), 0);
+    assert_eq!(reader.shared.state.lock().dispatcher.drives()[0].in_flight_bytes(), 0);
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! `larder edge simulate`.
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use larder_edge::placement::simulate::{self, Sweep};
 use larder_edge::placement::{ALGORITHMS, Algorithm, Scenario};
+use parking_lot::Mutex;
 use serde_json::json;
 
 use super::report::{self, PlacementComparison, SimulationRun};
@@ -101,7 +101,7 @@ fn all_runs(args: &SimulateArgs, sweeps: &[Sweep]) -> Result<Vec<SimulationRun>>
         while let Some((s, p, repetition)) = networks.get(next.fetch_add(1, Ordering::Relaxed)) {
             let found = network(args.seed, &sweeps[*s], (*s, *p, *repetition))?;
             bar.advance(found.len() as u64);
-            runs.lock().unwrap_or_else(|e| e.into_inner()).extend(found);
+            runs.lock().extend(found);
         }
         Ok(())
     };
@@ -111,7 +111,7 @@ fn all_runs(args: &SimulateArgs, sweeps: &[Sweep]) -> Result<Vec<SimulationRun>>
     });
     bar.finish();
     done?;
-    let mut runs: Vec<SimulationRun> = runs.into_inner().unwrap_or_else(|e| e.into_inner());
+    let mut runs: Vec<SimulationRun> = runs.into_inner();
     runs.sort_by_key(|run| (run.sweep, run.point, run.repetition, run.algorithm));
     Ok(runs)
 }
