@@ -23,6 +23,8 @@ const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
 /// Maximum length of a source file.
 const SOURCE_BYTES: u64 = 1 << 20;
 const OPTIONS: [&str; 5] = ["-std=c++20", "-O2", "-ffp-contract=off", "-shared", "-fPIC"];
+/// Lanes call each other and look at what belongs to their thread all the time, and need no table for it.
+const CALLS: [&str; 2] = ["-ftls-model=initial-exec", "-fno-semantic-interposition"];
 /// A load or store at an address that is no multiple of its size is an error on a GPU: it ends the program.
 const CHECKS: [&str; 2] = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"];
 
@@ -96,6 +98,7 @@ fn compile_in(folder: &Path, compiler: &str) -> Result<PathBuf> {
     let mut command = Command::new(compiler);
     command
         .args(OPTIONS)
+        .args(CALLS)
         .args(CHECKS)
         .arg("-I")
         .arg(folder)
@@ -130,6 +133,6 @@ fn fingerprint(sources: &Path, compiler: &str) -> io::Result<u64> {
     }
     hash.write(code_books::header().as_bytes());
     hash.write(compiler.as_bytes());
-    OPTIONS.iter().chain(&CHECKS).for_each(|option| hash.write(option.as_bytes()));
+    OPTIONS.iter().chain(&CALLS).chain(&CHECKS).for_each(|option| hash.write(option.as_bytes()));
     Ok(hash.finish())
 }

@@ -119,6 +119,7 @@ impl PlanInputs<'_> {
         }
     }
 
+    /// Bytes of all experts in slots.
     pub fn all_expert_bytes(&self) -> u64 {
         self.bytes_of_slots(self.blueprint.geometry.experts, CacheScope::Layer)
     }
