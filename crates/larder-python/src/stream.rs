@@ -84,7 +84,7 @@ impl PyStream {
         let mut next = wait(py, &self.events, &self.wanted)?;
         while let Some(event) = next {
             self.receive(event, &mut pieces);
-            let more = || self.events.try_lock().ok()?.try_recv().ok();
+            let more = || self.events.try_lock()?.try_recv().ok();
             next = if pieces.len() < most { more() } else { None };
         }
         match self.end.lock().error.take_if(|_| pieces.is_empty()) {

@@ -57,7 +57,7 @@ pub struct User {
 /// A point of the network where requests of devices enter.
 #[derive(Clone, Debug)]
 pub struct Site {
-    /// The server at this site, asked before the others in [`ServingMode::Relayed`].
+    /// The server at this site, asked before the others in `ServingMode::Relayed`.
     pub associated: Option<usize>,
     /// The link from here to each server.
     pub links: Vec<NetworkLink>,

@@ -161,7 +161,7 @@ fn chat(fields: &Fields) -> Result<ChatRequest> {
     };
     let (tools, extra) = (offered.requested()?, extra(fields)?);
     params.notes = offered.notes.into_iter().chain(fields.unknown()).collect();
-    Ok(ChatRequest { params, messages, continues, tools, separate_reasoning: true, extra, ..ChatRequest::default() })
+    Ok(ChatRequest { params, messages, continues, tools, separate_reasoning: true, extra })
 }
 
 /// Edits of the history, of which this server makes none: reasoning is in the prompt as far as the chat template prints
