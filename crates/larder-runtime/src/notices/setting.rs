@@ -50,7 +50,7 @@ pub enum Setting {
 
 impl Setting {
     /// The setting as it is typed, as in `--cache` or `-o kv`.
-    fn typed(self) -> &'static str {
+    pub const fn typed(self) -> &'static str {
         match self {
             Setting::Context => "--context",
             Setting::Kv => "-o kv",

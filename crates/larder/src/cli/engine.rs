@@ -277,7 +277,7 @@ mod tests {
             assert!(whole.contains(&in_one_line(&told)), "--help-all lacks\n{told}");
             let values = values.replace('|', ", ");
             let by_store = if row.by_store { "yes" } else { "" };
-            let line = format!("| `{}` | {values} | {default} | {by_store} | {} |", row.typed(), row.help);
+            let line = format!("| `{}` | {values} | {default} | {by_store} | {} |", row.typed, row.help);
             assert!(page.contains(&line), "docs/configuration.md lacks\n{line}");
         }
         let table =
