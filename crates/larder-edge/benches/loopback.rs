@@ -129,16 +129,9 @@ fn measure(hidden: usize, format: Format) {
     for round in 0..ROUNDS {
         let logits: Vec<f32> = (0..16).map(|e| ((e * 7 + round * 3) % 16) as f32).collect();
         let call = MoeCall {
-            layer: LAYER,
-            gate: &gate,
-            act: Activation::Silu,
             logits: &logits,
-            x: &x,
-            on_device: None,
-            tokens: 1,
-            known: None,
             origins: &[TokenOrigin::default()],
-            meanwhile: &|| (),
+            ..MoeCall::new(LAYER, &gate, Activation::Silu, &x, 1)
         };
         let busy = edge.report().workers[0].seconds_busy;
         let start = Instant::now();

@@ -42,7 +42,7 @@ pub use generation::{
 };
 pub use hidden_sum::HiddenSum;
 pub use output_loss::{ExactLogits, LossMeter, MEASURE_EVERY, OutputLoss, kl_divergence_from, log_sum_exp};
-pub use paths::{CachedPath, DeviceExpertsDouble, Recorder, Routing, StreamingPath, TieredPath};
+pub use paths::{CachedPath, FakeDeviceExperts, Recorder, Routing, StreamingPath, TieredPath};
 pub use sampler::{Sampler, SamplerError, Sampling};
 pub use sequence::{
     AheadCounts, DRAFT_MAX, MtpState, OwnLayer, PREFILL_TOKENS, SAVED_NOTE_BYTES_MAX, SavedHead, SavedSequenceError,

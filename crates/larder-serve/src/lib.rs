@@ -2,7 +2,7 @@
 //!
 //! A request is parsed and checked ([`request`]), tokenised (`prompt/`), and waits in a bounded queue (`queue/`). One
 //! thread owns the decoder (`decode/`): it takes requests from the queue, computes steps in which each active one has
-//! one token or one piece of prefill, and sends their text to the HTTP handlers (`http/`), which write it in the format
+//! one token or one chunk of prefill, and sends their text to the HTTP handlers (`http/`), which write it in the format
 //! of an API (`reply/`). Sequences whose requests are over stay in the prefix cache, so that the next message of a chat
 //! skips the part of prefill that it shares with the last one; those that leave it are saved in a folder if there is
 //! one (`sequences/`). `pool/` loads and unloads models, and `page/` is the web page at `/`.

@@ -1,4 +1,4 @@
-//! What the threads of the server and the handlers of requests share.
+//! State that the threads of the server and the handlers of requests share.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -30,7 +30,7 @@ pub struct SharedState {
 }
 
 impl SharedState {
-    /// Of a server to which no request has come.
+    /// State of a server before its first request.
     pub fn new(options: ServerOptions) -> Self {
         SharedState {
             responses: ResponseCounts::default(),

@@ -16,7 +16,7 @@
 //! - [`StoreError`]: what was wrong, and in which file.
 //!
 //! A slot moves into a request and comes back with its completion, so nothing else can reach its bytes meanwhile. This
-//! uses the test double of the readers, with a shard in memory:
+//! uses the fake of the readers, with a shard in memory:
 //!
 //! ```
 //! use std::{collections::VecDeque, sync::Arc};

@@ -1,4 +1,4 @@
-//! What long work reports while it runs.
+//! Reports of long work while it runs.
 
 /// Receives the progress of long work.
 pub trait Progress: Sync {

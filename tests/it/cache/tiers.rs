@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use larder_cache::Traffic;
-use larder_cache::two_tiers::{DeviceDouble, Direction, MeasuredCosts, TierShape, TierTraffic};
+use larder_cache::two_tiers::{Direction, FakeDevice, MeasuredCosts, TierShape, TierTraffic};
 use larder_core::Xoshiro256;
 use larder_core::{CacheScope, MoeRow, Presence};
 use larder_engine::{CachedPath, Routing, Session, TieredPath, TokenInput};
@@ -42,8 +42,8 @@ fn transcript<P: ExpertPath>(decoder: &Decoder, path: &mut P, prompt: &[u32], to
 }
 
 /// A device on which nothing fails, with a link as fast as `measured` says.
-fn device(measured: &MeasuredCosts) -> DeviceDouble {
-    DeviceDouble::new(ROOMY, 7).link(measured.copy)
+fn device(measured: &MeasuredCosts) -> FakeDevice {
+    FakeDevice::new(ROOMY, 7).link(measured.copy)
 }
 
 fn tiers(model: &Model, shape: TierShape, measured: MeasuredCosts, prefetch: usize) -> Tiers {

@@ -19,12 +19,12 @@ use crate::support::fixture;
 use crate::support::rig::model;
 
 /// Experts that a device chooses and computes, as far as the decoder can see.
-struct OnDouble {
+struct OnFake {
     experts: AllResident,
     ops: Arc<FakeOps>,
 }
 
-impl ExpertPath for OnDouble {
+impl ExpertPath for OnFake {
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
         self.experts.forward(call, out)
     }
@@ -34,7 +34,7 @@ impl ExpertPath for OnDouble {
     }
 }
 
-impl DevicePath for OnDouble {
+impl DevicePath for OnFake {
     fn begin(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<(Routed, Option<Rows>), ModelError> {
         Ok((self.forward(call, out)?, None))
     }
@@ -100,7 +100,7 @@ fn texts_are_those_without_whatever_the_device_draws() {
             let (compute, ops) = on_faulty_device(DeviceFaults { wrong_draws: wrong, ..DeviceFaults::default() });
             let decoder = model.decoder_by(ComputeContext { kv_device_layers: usize::MAX, ..compute }).unwrap();
             decoder.place_embedding().unwrap();
-            let mut there = OnDouble { experts: model.resident(), ops };
+            let mut there = OnFake { experts: model.resident(), ops };
             for (at, way) in ways().into_iter().enumerate() {
                 let mut here = model.resident();
                 let [of_host, of_device]: [(_, AheadCounts); 2] = [
@@ -178,7 +178,7 @@ fn sequences_that_take_turns_write_what_they_write_elsewhere() {
         let (compute, ops) = on_faulty_device(DeviceFaults::default());
         let decoder = model.decoder_by(ComputeContext { kv_device_layers: usize::MAX, ..compute }).unwrap();
         decoder.place_embedding().unwrap();
-        let mut there = OnDouble { experts: model.resident(), ops };
+        let mut there = OnFake { experts: model.resident(), ops };
         let (got, counts) = taking_turns(&decoder, &mut there, true);
         assert_eq!(got, want, "{name}");
         println!("{name}: {counts:?}");
@@ -224,7 +224,7 @@ fn a_step_that_fails_is_an_error_and_nothing_is_lost() {
             let (compute, ops) = on_faulty_device(faults);
             let decoder = model.decoder_by(ComputeContext { kv_device_layers: usize::MAX, ..compute }).unwrap();
             decoder.place_embedding().unwrap();
-            let mut there = OnDouble { experts: model.resident(), ops };
+            let mut there = OnFake { experts: model.resident(), ops };
             let mut session = Session::new(&decoder, &mut there, CONTEXT);
             let (ids, failures) = persistently(&mut session, 60);
             assert_eq!(ids, want.0, "{name}: {faults:?}");

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use larder_cache::two_tiers::{DeviceDouble, MeasuredCosts, TierShape, TieredCache};
+use larder_cache::two_tiers::{FakeDevice, MeasuredCosts, TierShape, TieredCache};
 use larder_cache::{Cache, SlotSupply, pass_through_slots};
 use larder_core::{CacheScope, Gate, LayerIdx, NumberFormat};
-use larder_engine::{DeviceExpertsDouble, Recorder, Routing, Session, StreamingPath, TieredPath, TokenInput};
+use larder_engine::{FakeDeviceExperts, Recorder, Routing, Session, StreamingPath, TieredPath, TokenInput};
 use larder_model::{
     AllResident, ComputeContext, Decoder, DeviceAttention, DeviceProducts, ExactPath, ExpertPath, FakeAttention,
     FakeOps, FakeProducts, HintSource, ModelError, MoeCall, Ops, Routed,
@@ -64,7 +64,7 @@ pub struct Tiers {
     pub measured: MeasuredCosts,
     pub prefetch: usize,
     pub memory: MemoryReader,
-    pub device: DeviceDouble,
+    pub device: FakeDevice,
     /// One call in so many fails on the device; 0 for none.
     pub failing: u64,
 }
@@ -178,7 +178,7 @@ impl Model {
         let supply = self.supply(self.own_store(), Box::new(memory), pieces);
         let geometry = self.decoder.geometry();
         let cache = TieredCache::new(geometry, &shape, policies, supply, Box::new(device), measured).unwrap();
-        let bench = DeviceExpertsDouble::new(slots, self.compute.clone(), 3).failing(failing);
+        let bench = FakeDeviceExperts::new(slots, self.compute.clone(), 3).failing(failing);
         let mut tiered = TieredPath::new(Routing::default(), cache, self.compute.clone(), Box::new(bench), prefetch);
         tiered.prepare(&self.decoder, 8).unwrap();
         tiered

@@ -8,7 +8,7 @@ mod cache;
 mod costs;
 mod counts;
 mod device;
-mod double;
+mod fake;
 mod links;
 mod record;
 mod tier;
@@ -24,7 +24,7 @@ pub use cache::{TieredCache, TieredCompute};
 pub use costs::{CostModel, MeasuredCosts, Side};
 pub use counts::{DeviceWork, TierCounts, TierTraffic};
 pub use device::{Device, DeviceError, Direction, Transfer, TransferDone};
-pub use double::{DeviceDouble, DeviceSlots, PendingCompute};
+pub use fake::{DeviceSlots, FakeDevice, PendingCompute};
 pub use links::{TierError, TierErrorCause};
 
 use crate::one_tier::SlotIndex;

@@ -1,4 +1,4 @@
-//! What a checkpoint holds: sizes and names of tensors, and how tensors are read.
+//! Contents of a checkpoint: sizes and names of tensors, and how tensors are read.
 
 pub(crate) mod blueprint;
 pub(crate) mod tensors;

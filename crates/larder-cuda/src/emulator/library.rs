@@ -23,7 +23,7 @@ const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
 /// Maximum length of a source file.
 const SOURCE_BYTES: u64 = 1 << 20;
 const OPTIONS: [&str; 5] = ["-std=c++20", "-O2", "-ffp-contract=off", "-shared", "-fPIC"];
-/// Lanes call each other and look at what belongs to their thread all the time, and need no table for it.
+/// Direct calls and thread-locals at fixed offsets: lanes use both all the time.
 const CALLS: [&str; 2] = ["-ftls-model=initial-exec", "-fno-semantic-interposition"];
 /// A load or store at an address that is no multiple of its size is an error on a GPU: it ends the program.
 const CHECKS: [&str; 2] = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"];

@@ -183,18 +183,7 @@ impl LayerCase {
     }
 
     pub fn call(&self) -> MoeCall<'_> {
-        MoeCall {
-            layer: LayerIdx(0),
-            gate: &self.gate,
-            act: self.act,
-            logits: &[],
-            x: &self.x,
-            on_device: None,
-            tokens: self.tokens,
-            known: None,
-            origins: &[],
-            meanwhile: &|| (),
-        }
+        MoeCall::new(LayerIdx(0), &self.gate, self.act, &self.x, self.tokens)
     }
 
     /// What each place of these experts adds to the sum, computed by the CPU kernels.

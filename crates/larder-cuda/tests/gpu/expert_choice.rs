@@ -156,18 +156,7 @@ impl<'a> Chosen<'a> {
 
     pub fn call(&self, on_device: Option<CallOnDevice>) -> MoeCall<'_> {
         let Chosen { layer, gate, act, logits, x, tokens, .. } = self;
-        MoeCall {
-            layer: *layer,
-            gate,
-            act: *act,
-            logits,
-            x,
-            on_device,
-            tokens: *tokens,
-            known: self.known.as_deref(),
-            origins: &[],
-            meanwhile: &|| (),
-        }
+        MoeCall { logits, on_device, known: self.known.as_deref(), ..MoeCall::new(*layer, gate, *act, x, *tokens) }
     }
 
     pub fn send(&self, ops: &GpuOps) -> Sent {

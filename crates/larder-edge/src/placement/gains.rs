@@ -1,4 +1,4 @@
-//! What a placement saves on the requests that reach the servers.
+//! The savings of a placement on the requests that reach the servers.
 
 use crate::placement::machine_cost::MachineCosts;
 use crate::placement::remote_requests::RemoteRequest;

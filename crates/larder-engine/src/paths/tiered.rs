@@ -287,18 +287,7 @@ mod tests {
         let routed = Routed::new([0, 1].map(ExpertId).to_vec(), vec![0.5, 0.25]);
         let gate = Gate::softmax(2, 2, false);
         let (layer, act, x) = (LayerIdx(0), Activation::Silu, [1.0; 8]);
-        let call = MoeCall {
-            layer,
-            gate: &gate,
-            act,
-            logits: &[],
-            x: &x,
-            on_device: None,
-            tokens: 1,
-            known: None,
-            origins: &[],
-            meanwhile: &|| (),
-        };
+        let call = MoeCall::new(layer, &gate, act, &x, 1);
         for (times, order) in [(0, &[][..]), (2, &["begin", "compute", "compute", "finish"])] {
             let mut host = ExpertWorkspace::new(Arc::new(ComputeContext::new(1, false).unwrap()));
             let mut device = CallRecorder::default();

@@ -1,4 +1,4 @@
-//! A double of the hub: a server with scripted faults.
+//! A fake of the hub: a server with scripted faults.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};

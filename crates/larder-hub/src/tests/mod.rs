@@ -1,4 +1,4 @@
-//! Downloads from a double of the hub, with and without faults.
+//! Downloads from a fake of the hub, with and without faults.
 
 mod fake_hub;
 

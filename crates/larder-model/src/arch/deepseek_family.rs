@@ -1,4 +1,4 @@
-//! What the models of the DeepSeek family share: latent attention, dense layers first, experts beside shared ones,
+//! Parts of all models of the DeepSeek family: latent attention, dense layers first, experts beside shared ones,
 //! indexers of sparse attention.
 
 use larder_core::{ExpertNames, Gate};

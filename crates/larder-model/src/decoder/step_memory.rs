@@ -1,4 +1,4 @@
-//! What the activations of a step take, from which the memory plan decides how many tokens a prefill chunk has.
+//! Memory of the activations of a step, from which the memory plan decides how many tokens a prefill chunk has.
 
 use larder_core::StepMemory;
 use larder_kernels::InputBuffer;

@@ -55,6 +55,12 @@ pub struct CallOnDevice {
 }
 
 impl<'a> MoeCall<'a> {
+    /// A call without router logits, for experts that are chosen already.
+    pub fn new(layer: LayerIdx, gate: &'a Gate, act: Activation, x: &'a [f32], tokens: usize) -> Self {
+        let meanwhile = &|| ();
+        MoeCall { layer, gate, act, logits: &[], x, on_device: None, tokens, known: None, origins: &[], meanwhile }
+    }
+
     /// The logits of a single token (decode); empty for several (prefill).
     pub fn logits_of_one(&self) -> &'a [f32] {
         if self.tokens == 1 { self.logits } else { &[] }

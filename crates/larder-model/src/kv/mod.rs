@@ -1,4 +1,4 @@
-//! What layers keep of a sequence: keys and values, auxiliary rows, recurrent states, and the memory of all of them.
+//! State of a sequence in the layers: keys and values, auxiliary rows, recurrent states, and the memory of all of them.
 
 mod auxiliary_rows;
 mod cache;

@@ -1,4 +1,4 @@
-//! What the layers of a forward pass share.
+//! State that the layers of a forward pass share.
 
 use smallvec::SmallVec;
 

@@ -18,7 +18,7 @@ use crate::weights::{ReadAhead, WeightLoader};
 /// Width of the residual stream.
 pub const HIDDEN: usize = 6;
 
-/// RandomWeights weights, by name.
+/// Random weights, by name.
 pub struct RandomWeights(BTreeMap<String, (TensorMeta, Vec<f32>)>);
 
 impl RandomWeights {

@@ -126,18 +126,7 @@ fn host_seconds_per_byte(compute: &Arc<ComputeContext>, layout: &ExpertLayout, i
     let experts = vec![0x3C; (most / layout.bytes).max(2) * layout.bytes];
     let x = vec![1.0; layout.up.cols];
     let gate = Gate::softmax(1, 1, false);
-    let call = MoeCall {
-        layer: LayerIdx(0),
-        gate: &gate,
-        act: Activation::Silu,
-        logits: &[],
-        x: &x,
-        on_device: None,
-        tokens: 1,
-        known: None,
-        origins: &[],
-        meanwhile: &|| (),
-    };
+    let call = MoeCall::new(LayerIdx(0), &gate, Activation::Silu, &x, 1);
     let routed = Routed::new(vec![ExpertId(0)], vec![1.0]);
     let mut bench = ExpertWorkspace::new(compute.clone());
     let mut experts = experts.chunks_exact(layout.bytes);

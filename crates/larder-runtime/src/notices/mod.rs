@@ -1,4 +1,4 @@
-//! What a user is told: notices while a model is opened and runs, and errors as sentences that name options.
+//! Notices while a model is opened and runs, and errors as sentences that name options.
 
 mod notice;
 mod sentence;

@@ -1,4 +1,4 @@
-//! What a program chooses about opening a model.
+//! Options of opening a model.
 
 use std::path::PathBuf;
 

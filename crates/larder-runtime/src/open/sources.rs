@@ -1,4 +1,4 @@
-//! What is read of a source of weights (a store, a checkpoint or a GGUF file): its architecture and its text files.
+//! Architecture and text files of a source of weights: a store, a checkpoint or a GGUF file.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What a program chooses about an engine: how it runs a model.
+//! Options of an engine: how it runs a model.
 
 mod context_size;
 

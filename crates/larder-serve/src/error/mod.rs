@@ -6,7 +6,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-/// What a handler or a parser of requests returns.
+/// The result of a handler or a parser of requests.
 pub type Result<T> = std::result::Result<T, ApiError>;
 
 /// An error response in OpenAI's format.

@@ -1,4 +1,4 @@
-//! What all routes share that generate text: from a parsed request to the answers.
+//! Generation of text, as all routes have it: from a parsed request to the answers.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;

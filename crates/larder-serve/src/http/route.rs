@@ -1,4 +1,4 @@
-//! What a route is: its paths, the key that it needs, what it takes and answers, and its handler.
+//! A route: its paths, the key that it needs, what it takes and answers, and its handler.
 
 use axum::routing::{MethodFilter, MethodRouter};
 

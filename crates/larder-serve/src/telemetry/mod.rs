@@ -1,4 +1,4 @@
-//! What the server tells of itself: metrics, events of the engine, and sentences in the log.
+//! Metrics, events of the engine, and sentences in the log.
 
 pub mod live;
 pub mod metrics;

@@ -1,4 +1,4 @@
-//! What a conversion can be asked for.
+//! Options of a conversion.
 
 use std::{path::PathBuf, sync::Arc};
 

@@ -39,12 +39,12 @@ pub(crate) fn is_own(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| system::OWN.contains(&code))
 }
 
-/// An error of the disk, for doubles.
+/// An error of the disk, for fakes.
 pub(crate) fn disk_error() -> io::Error {
     io::Error::from_raw_os_error(system::DISK[0])
 }
 
-/// An interruption, for doubles.
+/// An interruption, for fakes.
 pub(crate) fn interruption() -> io::Error {
     io::Error::from_raw_os_error(system::TRANSIENT[0])
 }

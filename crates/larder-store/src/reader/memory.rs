@@ -1,4 +1,4 @@
-//! Test double of a reader: shards in memory, with seeded latency and faults.
+//! Fake of a reader for tests: shards in memory, with seeded latency and faults.
 
 use std::{
     collections::{BTreeSet, VecDeque},

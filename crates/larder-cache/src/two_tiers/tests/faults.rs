@@ -31,7 +31,7 @@ proptest! {
             let m = m.capacity(queue).overtaken(late_reads);
             if bad_reads > 0 { m.with_fault(FaultTarget::OneIn(bad_reads), ReadFault::Gone, u64::MAX) } else { m }
         };
-        let equip = |d: DeviceDouble| {
+        let equip = |d: FakeDevice| {
             let d = d.overtaken(late_copies).polled(polled).link(f64::from(copy));
             d.failing(Direction::ToDevice, bad_ins).failing(Direction::FromDevice, bad_outs)
         };
@@ -65,7 +65,7 @@ proptest! {
 
 #[test]
 fn a_failed_copy_names_the_expert_and_leaves_its_bytes_in_memory() {
-    let equip = |d: DeviceDouble| d.failing(Direction::ToDevice, 1);
+    let equip = |d: FakeDevice| d.failing(Direction::ToDevice, 1);
     let mut fixture = Fixture::with(&shape(CacheScope::Layer, 2, 2), COPY, "lru", |m| m, equip).unwrap();
     for _ in 0..5 {
         let error = fixture.visit(1, &[4], 1).unwrap_err();
@@ -79,7 +79,7 @@ fn a_failed_copy_names_the_expert_and_leaves_its_bytes_in_memory() {
 
 #[test]
 fn a_failed_background_copy_is_no_error() {
-    let equip = |d: DeviceDouble| d.failing(Direction::ToDevice, 1);
+    let equip = |d: FakeDevice| d.failing(Direction::ToDevice, 1);
     let mut fixture = Fixture::with(&shape(CacheScope::Layer, 2, 3), HOST, "lru", |m| m, equip).unwrap();
     for i in 0..30u16 {
         fixture.visit(i % 3, &[i % 4, 5], 1).unwrap();
@@ -90,7 +90,7 @@ fn a_failed_background_copy_is_no_error() {
 
 #[test]
 fn an_expert_wanted_when_its_background_copy_fails_is_computed_from_memory() {
-    let equip = |d: DeviceDouble| d.failing(Direction::ToDevice, 1);
+    let equip = |d: FakeDevice| d.failing(Direction::ToDevice, 1);
     let measured = MeasuredCosts { copy: 1.5, host: 1.0, device: 0.1 };
     let mut fixture = Fixture::with(&shape(CacheScope::Layer, 2, 3), measured, "lru", |m| m, equip).unwrap();
     // If the copy had succeeded, the device would be chosen the next time.
@@ -108,7 +108,7 @@ fn an_expert_wanted_when_its_background_copy_fails_is_computed_from_memory() {
 
 #[test]
 fn an_expert_that_could_not_be_copied_out_is_read_again() {
-    let equip = |d: DeviceDouble| d.failing(Direction::FromDevice, 1);
+    let equip = |d: FakeDevice| d.failing(Direction::FromDevice, 1);
     let mut fixture = Fixture::with(&shape(CacheScope::Layer, 1, 1), COPY, "lru", |m| m, equip).unwrap();
     for round in 0..5 {
         for expert in 0..3 {

@@ -1,4 +1,4 @@
-//! Tests of the cache of two tiers, with doubles of the reader and the device.
+//! Tests of the cache of two tiers, with fakes of the reader and the device.
 
 mod ahead;
 mod faults;
@@ -30,7 +30,7 @@ fn shape(scope: CacheScope, device: usize, host: usize) -> TierShape {
     TierShape::new(&geometry(), scope, device, host, 2)
 }
 
-/// A cache with doubles, and access to the slots of its device.
+/// A cache with fakes, and access to the slots of its device.
 struct Fixture {
     cache: TieredCache,
     slots: DeviceSlots,
@@ -48,11 +48,11 @@ impl Fixture {
         measured: MeasuredCosts,
         policy: &str,
         prepare: impl FnOnce(MemoryReader) -> MemoryReader,
-        equip: impl FnOnce(DeviceDouble) -> D,
+        equip: impl FnOnce(FakeDevice) -> D,
     ) -> Result<Self, DeviceError> {
         let reader = prepare(numbered_reader());
         let (_, memory) = Arena::new(shape.host.total_slots(), SLOT).unwrap();
-        let device = DeviceDouble::new(ROOMY, 11);
+        let device = FakeDevice::new(ROOMY, 11);
         let slots = device.slots();
         let device = equip(device);
         let policies =
@@ -155,7 +155,7 @@ impl TieredCompute for CheckingCompute<'_> {
 
 #[test]
 fn an_arena_that_does_not_fit_is_refused_with_the_numbers() {
-    let small = |_| DeviceDouble::new(5 * SLOT as u64, 1);
+    let small = |_| FakeDevice::new(5 * SLOT as u64, 1);
     let error = Fixture::with(&shape(CacheScope::Layer, 2, 2), COPY, "lru", |m| m, small).err().unwrap();
     let (slots, slot_bytes) = (2 * LAYERS, SLOT);
     assert_eq!(error, DeviceError::OutOfMemory { slots, slot_bytes, free_bytes: 5 * SLOT as u64 });
@@ -244,7 +244,7 @@ fn the_cost_of_copies_is_learned() {
 #[test]
 fn while_all_are_in_memory_promotions_go_on_without_waiting() {
     let measured = MeasuredCosts { copy: 4e-9, host: 1e-9, device: 1e-10 };
-    let equip = |d: DeviceDouble| d.polled(1).link(2e-9);
+    let equip = |d: FakeDevice| d.polled(1).link(2e-9);
     let mut fixture = Fixture::with(&shape(CacheScope::Layer, 2, 4), measured, "lru", |m| m, equip).unwrap();
     (0..4).for_each(|expert| fixture.visit(0, &[expert], 1).unwrap());
     let before = fixture.traffic();
@@ -261,7 +261,7 @@ fn a_far_too_high_first_estimate_is_corrected_in_bounded_time() {
     let truly = MeasuredCosts { copy: 1e-8, host: 2e-8, device: 1e-9 };
     let took = |per_byte: f64| Some(Duration::from_secs_f64(per_byte * SLOT as f64));
     for dear in [MeasuredCosts { copy: 1e-7, ..truly }, MeasuredCosts { host: 2e-7, ..truly }] {
-        let equip = |d: DeviceDouble| d.link(truly.copy);
+        let equip = |d: FakeDevice| d.link(truly.copy);
         let mut fixture = Fixture::with(&shape(CacheScope::Layer, 1, 5), dear, "lru", |m| m, equip).unwrap();
         fixture.takes = [took(truly.host), took(truly.device)];
         (0..64 * 40u16).for_each(|i| fixture.visit(0, &[i % 5], 1).unwrap());

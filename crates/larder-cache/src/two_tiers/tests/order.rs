@@ -19,7 +19,7 @@ impl CallLog {
 
 /// A device that logs when a copy begins.
 struct LoggingDevice {
-    device: DeviceDouble,
+    device: FakeDevice,
     log: CallLog,
 }
 

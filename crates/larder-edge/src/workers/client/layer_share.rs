@@ -150,18 +150,7 @@ mod tests {
     fn share(format: Format) -> (LayerShare, ComputeRequest) {
         let gate = Gate::softmax(8, 3, false);
         let x: Vec<f32> = (0..12).map(|i| i as f32).collect();
-        let call = MoeCall {
-            layer: LayerIdx(1),
-            gate: &gate,
-            act: Activation::Silu,
-            logits: &[],
-            x: &x,
-            on_device: None,
-            tokens: 3,
-            known: None,
-            origins: &[],
-            meanwhile: &|| (),
-        };
+        let call = MoeCall::new(LayerIdx(1), &gate, Activation::Silu, &x, 3);
         // The first token begins with two experts of the share, the second has none, the third has two separate ones.
         let routed = Routed::new(ids(&[4, 5, 0, 1, 2, u16::MAX, 5, 1, 4]), (1..=9).map(|i| i as f32).collect());
         let (share, mut request) = LayerShare::new(&call, &routed, ids(&[4, 5]), format);

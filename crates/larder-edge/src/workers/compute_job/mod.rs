@@ -69,18 +69,7 @@ impl ComputeJob {
 
     /// The job as a call of the compute kernels.
     pub fn call(&self) -> MoeCall<'_> {
-        MoeCall {
-            layer: self.layer,
-            gate: &self.gate,
-            act: self.act,
-            logits: &[],
-            x: &self.x,
-            on_device: None,
-            tokens: self.states,
-            known: None,
-            origins: &[],
-            meanwhile: &|| (),
-        }
+        MoeCall::new(self.layer, &self.gate, self.act, &self.x, self.states)
     }
 }
 

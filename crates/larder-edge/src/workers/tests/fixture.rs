@@ -275,18 +275,7 @@ fn output(
     let logits: Vec<f32> = (0..tokens * EXPERTS).map(|i| number(i * 3 + 1)).collect();
     let act = Activation::ClampedSwiglu { alpha: 1.7, limit: 7.0 };
     let origins = vec![TokenOrigin::default(); tokens];
-    let call = MoeCall {
-        layer,
-        gate: &gate,
-        act,
-        logits: &logits,
-        x: &x,
-        on_device: None,
-        tokens,
-        known: None,
-        origins: &origins,
-        meanwhile: &|| (),
-    };
+    let call = MoeCall { logits: &logits, origins: &origins, ..MoeCall::new(layer, &gate, act, &x, tokens) };
     let mut out = vec![f32::NAN; tokens * HIDDEN];
     path.forward(&call, &mut out).map_err(|e| e.to_string())?;
     Ok(out.iter().map(|v| v.to_bits()).collect())

@@ -65,18 +65,7 @@ fn computed(layout: &ExpertLayout, tokens: usize, at_once: usize) -> Vec<f32> {
     let routed = Routed::new(ids.collect(), (0..tokens * k).map(|i| 0.1 + i as f32 * 0.01).collect());
     let gate = Gate::softmax(experts, k, false);
     let act = Activation::Silu;
-    let call = MoeCall {
-        layer: LayerIdx(0),
-        gate: &gate,
-        act,
-        logits: &[],
-        x: &x,
-        on_device: None,
-        tokens,
-        known: None,
-        origins: &[],
-        meanwhile: &|| (),
-    };
+    let call = MoeCall::new(LayerIdx(0), &gate, act, &x, tokens);
     let mut workspace = ExpertWorkspace::new(Arc::new(ComputeContext::new(2, false).unwrap()));
     workspace.begin(&call, &routed, layout);
     let group: Vec<_> = data.iter().enumerate().map(|(e, data)| (ExpertId(e as u16), data.as_slice())).collect();
@@ -166,18 +155,7 @@ fn check(layout: ExpertLayout) {
     for scales_input in [false, true] {
         let gate = Gate { scales_input, ..Gate::softmax(experts, k, false) };
         let act = Activation::Silu;
-        let call = MoeCall {
-            layer: LayerIdx(0),
-            gate: &gate,
-            act,
-            logits: &[],
-            x: &x,
-            on_device: None,
-            tokens,
-            known: None,
-            origins: &[],
-            meanwhile: &|| (),
-        };
+        let call = MoeCall::new(LayerIdx(0), &gate, act, &x, tokens);
         let mut workspace = ExpertWorkspace::new(Arc::new(ComputeContext::new(2, false).unwrap()));
         workspace.begin(&call, &routed, &layout);
         for group in [&[3, 1][..], &[0, 2, 4]] {

@@ -44,12 +44,12 @@ pub struct CpuOps {
     exact: bool,
     clocks: Arc<ComputeClocks>,
     pages: Arc<CpuPages>,
-    /// What makes it the fake of a device, in tests.
+    /// Parts that make it the fake of a device, in tests.
     fake: Option<Fake>,
     state: Mutex<State>,
 }
 
-/// What makes the CPU the fake of a device.
+/// Parts that make the CPU the fake of a device.
 struct Fake {
     products: Arc<FakeProducts>,
     attention: Arc<FakeAttention>,

@@ -1,4 +1,4 @@
-//! What observes a step: it ends a step that no client wants, and sums hidden states for embeddings.
+//! The observer of a step: it ends a step that no client wants, and sums hidden states for embeddings.
 
 use std::ops::Range;
 

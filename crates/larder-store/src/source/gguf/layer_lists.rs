@@ -1,4 +1,4 @@
-//! What differs by layer in a model, from lists of the metadata or from the tensors.
+//! Values that differ by layer in a model, from lists of the metadata or from the tensors.
 
 use super::hyperparameters::Hyperparameters;
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! The double of a device, for tests: its memory is a few vectors, and faults and latency follow from a seed.
+//! The fake of a device, for tests: its memory is a few vectors, and faults and latency follow from a seed.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -14,10 +14,10 @@ const GARBAGE: u8 = 0xA5;
 
 /// The slots of a device, for inspection from outside.
 #[derive(Clone, Default)]
-pub struct DeviceSlots(Arc<Mutex<Vec<SlotDouble>>>);
+pub struct DeviceSlots(Arc<Mutex<Vec<FakeSlot>>>);
 
 #[derive(Clone)]
-struct SlotDouble {
+struct FakeSlot {
     bytes: Vec<u8>,
     /// Computations that have begun with these bytes and have not read them yet.
     pending: Vec<Arc<OnceLock<Vec<u8>>>>,
@@ -43,7 +43,7 @@ impl DeviceSlots {
         PendingCompute { slots: self.clone(), at, saved }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<SlotDouble>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<FakeSlot>> {
         self.0.lock()
     }
 }
@@ -66,7 +66,7 @@ impl Drop for PendingCompute {
 
 /// A device whose copies happen when they are polled or waited for. The same seed and the same calls give the same
 /// completions in the same order.
-pub struct DeviceDouble {
+pub struct FakeDevice {
     slots: DeviceSlots,
     free_bytes: u64,
     overtaken_max: u64,
@@ -82,10 +82,10 @@ pub struct DeviceDouble {
     flights: Vec<(u64, Transfer)>,
 }
 
-impl DeviceDouble {
+impl FakeDevice {
     /// A device with this much memory, without failures, on which transfers complete in order.
     pub fn new(free_bytes: u64, seed: u64) -> Self {
-        DeviceDouble {
+        FakeDevice {
             slots: DeviceSlots::default(),
             free_bytes,
             overtaken_max: 0,
@@ -139,7 +139,7 @@ impl DeviceDouble {
         let one_in = self.failing[direction as usize];
         let fails = one_in > 0 && self.below(one_in) == 0;
         let mut slots = self.slots.lock();
-        let SlotDouble { bytes, pending } = &mut slots[at];
+        let FakeSlot { bytes, pending } = &mut slots[at];
         if direction == Direction::ToDevice && !self.racy {
             pending.drain(..).for_each(|saved| saved.set(bytes.clone()).expect("bytes are saved once"));
         }
@@ -163,13 +163,13 @@ impl DeviceDouble {
     }
 }
 
-impl Device for DeviceDouble {
+impl Device for FakeDevice {
     fn allocate(&mut self, slots: usize, slot_bytes: usize) -> Result<(), DeviceError> {
         let free_bytes = self.free_bytes;
         if slots as u64 * slot_bytes as u64 > free_bytes {
             return Err(DeviceError::OutOfMemory { slots, slot_bytes, free_bytes });
         }
-        *self.slots.lock() = vec![SlotDouble { bytes: vec![0; slot_bytes], pending: Vec::new() }; slots];
+        *self.slots.lock() = vec![FakeSlot { bytes: vec![0; slot_bytes], pending: Vec::new() }; slots];
         Ok(())
     }
 
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     /// Copies numbered slots in, to four device slots in turn, and out again; returns the order of completion.
-    fn order(mut device: DeviceDouble) -> Vec<(Direction, u64)> {
+    fn order(mut device: FakeDevice) -> Vec<(Direction, u64)> {
         device.allocate(4, SHARD_ALIGN).unwrap();
         let (_, mut slots) = Arena::new(16, SHARD_ALIGN).unwrap();
         let outs = slots.split_off(8);
@@ -229,16 +229,16 @@ mod tests {
 
     #[test]
     fn latency_reorders_by_seed_but_never_within_one_slot() {
-        let late = |seed| order(DeviceDouble::new(1 << 20, seed).overtaken(9));
+        let late = |seed| order(FakeDevice::new(1 << 20, seed).overtaken(9));
         assert_eq!(late(1), late(1));
         assert_ne!(late(1), late(2));
-        assert_ne!(late(1), order(DeviceDouble::new(1 << 20, 1)));
+        assert_ne!(late(1), order(FakeDevice::new(1 << 20, 1)));
     }
 
     #[test]
     fn polls_find_completed_transfers_at_random_and_in_order() {
         let polls_until_all_is_over = |one_in, polls: usize| {
-            let mut device = DeviceDouble::new(1 << 20, 1).polled(one_in);
+            let mut device = FakeDevice::new(1 << 20, 1).polled(one_in);
             device.allocate(4, SHARD_ALIGN).unwrap();
             let (_, slots) = Arena::new(4, SHARD_ALIGN).unwrap();
             for (tag, slot) in (0..).zip(slots) {
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn a_pending_computation_sees_the_bytes_of_its_beginning() {
         for racy in [false, true] {
-            let mut device = DeviceDouble::new(1 << 20, 1);
+            let mut device = FakeDevice::new(1 << 20, 1);
             device.racy = racy;
             device.allocate(1, SHARD_ALIGN).unwrap();
             let slots = device.slots();
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn an_arena_that_does_not_fit_is_refused_with_the_numbers() {
-        let error = DeviceDouble::new(10_000, 1).allocate(3, 4096).unwrap_err().to_string();
+        let error = FakeDevice::new(10_000, 1).allocate(3, 4096).unwrap_err().to_string();
         assert_eq!(error, "3 slots of 4096 bytes do not fit into the 10000 bytes of device memory that are free");
     }
 }

@@ -1,4 +1,4 @@
-//! Test double of a device that computes experts: it computes as late as it may, and can fail.
+//! Fake of a device, for tests, that computes experts: it computes as late as it may, and can fail.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use larder_model::{Activation, ComputeContext, DeviceExperts, ExpertWorkspace, M
 
 use larder_core::Xoshiro256;
 
-/// Double of [`DeviceExperts`] on the bytes of [`DeviceSlots`]. Computes only in [`finish`](DeviceExperts::finish), so
+/// Fake of [`DeviceExperts`] on the bytes of [`DeviceSlots`]. Computes only in [`finish`](DeviceExperts::finish), so
 /// that overwriting a slot too early changes the results.
-pub struct DeviceExpertsDouble {
+pub struct FakeDeviceExperts {
     slots: DeviceSlots,
     workspace: ExpertWorkspace,
     /// One call in `failing` fails, at random; 0 for none.
@@ -32,10 +32,10 @@ struct PendingCall {
     groups: Vec<Vec<(ExpertId, PendingCompute)>>,
 }
 
-impl DeviceExpertsDouble {
-    /// A double on `slots`, with the CPU kernels, that does not fail.
+impl FakeDeviceExperts {
+    /// A fake on `slots`, with the CPU kernels, that does not fail.
     pub fn new(slots: DeviceSlots, compute: Arc<ComputeContext>, seed: u64) -> Self {
-        DeviceExpertsDouble {
+        FakeDeviceExperts {
             slots,
             workspace: ExpertWorkspace::new(compute),
             failing: 0,
@@ -51,7 +51,7 @@ impl DeviceExpertsDouble {
     }
 }
 
-impl DeviceExperts for DeviceExpertsDouble {
+impl DeviceExperts for FakeDeviceExperts {
     fn prepare(&mut self, _: &ExpertLayout, _: Activation, _: &Gate, _: usize) -> Result<(), ModelError> {
         Ok(())
     }
@@ -76,18 +76,7 @@ impl DeviceExperts for DeviceExpertsDouble {
             let message = format!("{layer}: computing experts on the device failed: device lost");
             return Err(ModelError::Device(message.into()));
         }
-        let call = MoeCall {
-            layer,
-            gate: &gate,
-            act,
-            logits: &[],
-            x: &x,
-            on_device: None,
-            tokens,
-            known: None,
-            origins: &[],
-            meanwhile: &|| (),
-        };
+        let call = MoeCall::new(layer, &gate, act, &x, tokens);
         self.workspace.begin(&call, &routed, &layout);
         for group in groups {
             let group: Vec<(ExpertId, Vec<u8>)> = group.into_iter().map(|(e, begun)| (e, begun.bytes())).collect();
