@@ -33,6 +33,7 @@
 //! ```
 
 mod checkpoint;
+mod definition;
 mod experts;
 mod fieldwise;
 mod formats;
@@ -49,6 +50,7 @@ pub use checkpoint::blueprint::{
 pub use checkpoint::tensors::{
     MatrixScale, TensorMeta, TensorRows, Tensors, TensorsError, matrix_scale, matrix_scale_name,
 };
+pub use definition::DEFINITION;
 pub use experts::gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weighting};
 pub use experts::layout::{
     ComputeStage, ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SEGMENTS, SHARD_ALIGN, STAGED_ROWS,

@@ -230,16 +230,14 @@ __device__ void sums_of_positions(
         if (sight.low <= at && at + PREFETCHED <= sight.high) { // Every query sees every position.
 #pragma unroll
             for (u32 i = 0; i < PREFETCHED; i++) {
-                for (u32 t = 0; t < TILE_QUERIES; t++) {
-                    sums[t] = add_rn(sums[t], mul_rn(sight.scores[t][at + i], prefetched[i]));
-                }
+                for (u32 t = 0; t < TILE_QUERIES; t++) sums[t] = fma_rn(sight.scores[t][at + i], prefetched[i], sums[t]);
             }
         } else {
 #pragma unroll
             for (u32 i = 0; i < PREFETCHED; i++) {
                 for (u32 t = 0; t < TILE_QUERIES; t++) {
                     bool sees = sight.starts[t] <= at + i && at + i < sight.ends[t];
-                    if (sees) sums[t] = add_rn(sums[t], mul_rn(sight.scores[t][at + i], prefetched[i]));
+                    if (sees) sums[t] = fma_rn(sight.scores[t][at + i], prefetched[i], sums[t]);
                 }
             }
         }

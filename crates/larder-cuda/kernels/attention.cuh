@@ -143,10 +143,10 @@ __device__ inline void products_of_row(const u8 *row, const float *const (&x)[CO
 #pragma unroll 4
     for (u32 i = threadIdx.x % LANES; i < body; i += LANES) {
         float number = Kind::widen(row, i);
-        for (u32 t = 0; t < COUNT; t++) sums[t] = add_rn(sums[t], mul_rn(number, x[t][i]));
+        for (u32 t = 0; t < COUNT; t++) sums[t] = fma_rn(number, x[t][i], sums[t]);
     }
     for (u32 t = 0; t < COUNT; t++) {
         sums[t] = sum_of_lanes(sums[t]);
-        for (u32 i = body; i < width; i++) sums[t] = add_rn(sums[t], mul_rn(Kind::widen(row, i), x[t][i]));
+        for (u32 i = body; i < width; i++) sums[t] = fma_rn(Kind::widen(row, i), x[t][i], sums[t]);
     }
 }

@@ -4,8 +4,8 @@
 // at once, and are adjacent if the rows are interleaved. Sums of integers are exact in any order; the floats made of
 // them are exchanged by shuffles and added in the order of the columns.
 //
-// Each format has two functions: `load` loads a lane's piece of a step, for any number of tokens; `add` adds the
-// products of the four pieces of the lane's row with one token.
+// Each kind of format has two functions, see groups.cuh: `load` loads a lane's piece of a step, for any number of tokens;
+// `add` adds the products of the four pieces of the lane's row with one token.
 #pragma once
 #include "common.cuh"
 
@@ -39,43 +39,38 @@ template <bool INTERLEAVED, int HALVES, int HALVES_AT, int FOURS_AT, int BYTES> 
 // The term of the lane that has this part of the row.
 __device__ inline float from_part(float term, int row, int part) { return __shfl_sync(ALL, term, row + GROUP * part); }
 
-// Formats with blocks of one, two or four groups of 32 values: a step has four groups, a lane one. In the last step surplus lanes load the
-// last group as well; it is not added again.
-template <int GROUPS> struct GroupsOfBlocks {
-    static constexpr int VALUES = 32 * GROUPS, UNROLL = 4;
+// What the integers of a group of 32 are multiplied with, exact numbers: COUNT scales, one for all or one for each half; and with MINIMA as
+// many numbers, which are added to the values.
+template <int COUNT, bool MINIMA> struct GroupScales {
+    float d[COUNT];
+    float min_of[COUNT];
 
-    __device__ static int steps(int blocks) { return (GROUPS * blocks + 3) / 4; }
-    // The number of a lane's group within the row.
-    __device__ static int block(int step, int part, int blocks) { return min(4 * step + part, GROUPS * blocks - 1); }
-
-    __device__ static float add_parts(float sum, float term, int step, int row, int blocks) {
-        int left = GROUPS * blocks - 4 * step;
-        if (left >= 4) {
-            for (int part = 0; part < 4; part++) sum = add_rn(sum, from_part(term, row, part));
-        } else {
-            for (int part = 0; part < left; part++) sum = add_rn(sum, from_part(term, row, part));
-        }
+    // The product with a block of activations whose scale is left out, of the sums of products of integers in both halves.
+    __device__ float term(int first, int last, const Block &x) const {
+        float sum = mul_rn(d[0], (float)(COUNT == 1 ? first + last : first));
+        if constexpr (COUNT == 2) sum = fma_rn(d[1], (float)last, sum);
+        for (int i = 0; MINIMA && i < COUNT; i++) sum = fma_rn(min_of[i], COUNT == 1 ? x.sum : x.halves[i], sum);
         return sum;
+    }
+
+    // The value of an integer of a half.
+    __device__ float widened(int integer, int half) const {
+        float value = mul_rn(d[half % COUNT], (float)integer);
+        return MINIMA ? add_rn(value, min_of[half % COUNT]) : value;
     }
 };
 
-using SmallBlocks = GroupsOfBlocks<1>;
+// A format has two functions: `word`, four integers of a group as bytes, which are too large by OFFSET; and `scales`, those of a group. Of a
+// block of 256 values a lane has two groups, APART from each other.
+template <int COUNT, bool MINIMA = false> struct Format {
+    using Scales = GroupScales<COUNT, MINIMA>;
+    static constexpr bool HALVES = COUNT == 2;
+    static constexpr int OFFSET = 0, APART = 1;
+};
 
-// Formats with blocks of 256 values: a step is one block, with eight groups of 32 values. A lane has two groups that
-// share bytes.
-struct LargeBlocks {
-    static constexpr int VALUES = 256, UNROLL = 2;
-
-    __device__ static int steps(int blocks) { return blocks; }
-
-    // Adds the terms of all groups, of which a lane has two that follow each other.
-    __device__ static float add_parts(float sum, const float (&terms)[2], int row) {
-        for (int part = 0; part < 4; part++) {
-            sum = add_rn(sum, from_part(terms[0], row, part));
-            sum = add_rn(sum, from_part(terms[1], row, part));
-        }
-        return sum;
-    }
+// Formats with one scale for a block, its first f16 number.
+struct BlockScale : Format<1> {
+    template <typename Rows> __device__ static Scales scales(const Rows &rows, int b, int) { return {{rows.half(b, 0)}}; }
 };
 
 // Four bytes, each less by an offset, as signed bytes. They are below 128.

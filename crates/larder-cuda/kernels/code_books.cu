@@ -24,28 +24,32 @@ __device__ inline u32 iq2_values(u32 entry, u32 signs, int j) {
     return negated(four_levels(0x002B1908u, entry, j), signs >> 4 * (j % 2));
 }
 
-// An f16 scale in parts, and an odd number for each group.
-template <typename Format> struct OddScale : GroupScale {
-    template <typename Rows> __device__ static OddScale of(const Rows &rows, int b, int g) {
-        return {{mul_rn(rows.half(b, 0), Format::PART), 2 * (int)Format::scale_of(rows, b, g) + 1}};
+// A PART of an f16 scale, times an odd number for each group.
+template <typename Own> struct OddScale : Format<1> {
+    template <typename Rows> __device__ static Scales scales(const Rows &rows, int b, int g) {
+        return {{mul_rn(mul_rn(rows.half(b, 0), Own::PART), (float)(2 * Own::scale_of(rows, b, g) + 1))}};
     }
 };
 
-// An f16 scale in eighths, and an odd number for each half of a group: the nibbles of a byte from run FIRST on.
-template <int FIRST> struct OddScales : HalfScales {
-    template <typename Rows> __device__ static OddScales of(const Rows &rows, int b, int g) {
+// An eighth of an f16 scale, times an odd number for each half of a group.
+__device__ inline Format<2>::Scales odd_scales(float scale, u32 first, u32 last) {
+    float eighth = mul_rn(scale, 0.125f);
+    return {{mul_rn(eighth, (float)(2 * first + 1)), mul_rn(eighth, (float)(2 * last + 1))}};
+}
+
+// These numbers are the nibbles of a byte from run FIRST on.
+template <int FIRST> struct OddScales : Format<2> {
+    template <typename Rows> __device__ static Scales scales(const Rows &rows, int b, int g) {
         u32 byte = rows.four(b, FIRST + g / 4) >> 8 * (g % 4);
-        return {{mul_rn(rows.half(b, 0), 0.125f), {2 * (int)(byte & 15) + 1, 2 * (int)(byte >> 4 & 15) + 1}}};
+        return odd_scales(rows.half(b, 0), byte & 15, byte >> 4 & 15);
     }
 };
 
 // For each group four choices of eight values, and a run with four times seven signs and a scale.
-struct Iq2Xxs {
+struct Iq2Xxs : OddScale<Iq2Xxs> {
     static constexpr int BYTES = 66;
-    static constexpr bool HALVES = false;
     static constexpr float PART = 0.125f;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
-    using Scale = OddScale<Iq2Xxs>;
 
     template <typename Rows> __device__ static u32 scale_of(const Rows &rows, int b, int g) {
         return rows.four(b, 2 * g + 1) >> 28;
@@ -58,11 +62,9 @@ struct Iq2Xxs {
 };
 
 // For each choice nine bits, and seven signs.
-struct Iq2Xs {
+struct Iq2Xs : OddScales<16> {
     static constexpr int BYTES = 74;
-    static constexpr bool HALVES = true;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
-    using Scale = OddScales<16>;
 
     template <typename Rows> __device__ static u32 word(const Rows &rows, int b, int g, int j) {
         u32 packed = rows.four(b, 2 * g + j / 4) >> 16 * (j / 2 % 2);
@@ -71,11 +73,9 @@ struct Iq2Xs {
 };
 
 // Eight bits of each choice, then all signs, then two bits of each choice.
-struct Iq2S {
+struct Iq2S : OddScales<18> {
     static constexpr int BYTES = 82;
-    static constexpr bool HALVES = true;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
-    using Scale = OddScales<18>;
 
     template <typename Rows> __device__ static u32 word(const Rows &rows, int b, int g, int j) {
         int place = j / 2;
@@ -86,12 +86,10 @@ struct Iq2S {
 };
 
 // 64 choices of four values, then for each group four times seven signs and a scale.
-struct Iq3Xxs {
+struct Iq3Xxs : OddScale<Iq3Xxs> {
     static constexpr int BYTES = 98;
-    static constexpr bool HALVES = false;
     static constexpr float PART = 0.25f;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
-    using Scale = OddScale<Iq3Xxs>;
 
     template <typename Rows> __device__ static u32 scale_of(const Rows &rows, int b, int g) {
         return rows.four(b, 16 + g) >> 28;
@@ -104,12 +102,10 @@ struct Iq3Xxs {
 };
 
 // Eight bits of each of 64 choices, then their ninth bits, then all signs, then the scales.
-struct Iq3S {
+struct Iq3S : OddScale<Iq3S> {
     static constexpr int BYTES = 110;
-    static constexpr bool HALVES = false;
     static constexpr float PART = 1.0f;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
-    using Scale = OddScale<Iq3S>;
 
     template <typename Rows> __device__ static u32 scale_of(const Rows &rows, int b, int g) {
         return rows.four(b, 26) >> 4 * g & 15;
@@ -128,12 +124,10 @@ __device__ inline u32 iq1_values(u32 entry, bool is_down, int j) {
 }
 
 // Eight bits of each choice, then for each group three more of each, a scale, and whether its values are moved down.
-struct Iq1S {
+struct Iq1S : OddScale<Iq1S> {
     static constexpr int BYTES = 50;
-    static constexpr bool HALVES = false;
     static constexpr float PART = 0.125f;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
-    using Scale = OddScale<Iq1S>;
 
     template <typename Rows> __device__ static u32 packed(const Rows &rows, int b, int g) {
         return rows.four(b, 8 + g / 2) >> 16 * (g % 2);
@@ -152,20 +146,16 @@ struct Iq1S {
 
 // Eight bits of each choice, then a nibble for each: three more, and whether its values are moved down. Then the scales of halves of groups,
 // three bits each, and of each 16 bits four of the f16 scale.
-struct Iq1M {
+struct Iq1M : Format<2> {
     static constexpr int BYTES = 56;
-    static constexpr bool HALVES = true;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 0, 0, 0, BYTES>;
 
-    struct Scale : HalfScales {
-        template <typename Rows> __device__ static Scale of(const Rows &rows, int b, int g) {
-            u32 first = rows.four(b, 12), last = rows.four(b, 13);
-            u32 bits = (first >> 12 & 0x000F) | (first >> 24 & 0x00F0) | (last >> 4 & 0x0F00) | (last >> 16 & 0xF000);
-            u32 packed = (g < 4 ? first : last) >> (16 * (g / 2 % 2) + 6 * (g % 2));
-            int scales[2] = {2 * (int)(packed & 7) + 1, 2 * (int)(packed >> 3 & 7) + 1};
-            return {{mul_rn(half_of_bits((u16)bits), 0.125f), {scales[0], scales[1]}}};
-        }
-    };
+    template <typename Rows> __device__ static Scales scales(const Rows &rows, int b, int g) {
+        u32 first = rows.four(b, 12), last = rows.four(b, 13);
+        u32 bits = (first >> 12 & 0x000F) | (first >> 24 & 0x00F0) | (last >> 4 & 0x0F00) | (last >> 16 & 0xF000);
+        u32 packed = (g < 4 ? first : last) >> (16 * (g / 2 % 2) + 6 * (g % 2));
+        return odd_scales(half_of_bits((u16)bits), packed & 7, packed >> 3 & 7);
+    }
 
     template <typename Rows> __device__ static u32 word(const Rows &rows, int b, int g, int j) {
         int place = j / 2;

@@ -1,8 +1,9 @@
-// The common part of all kernels: number formats, and arithmetic that is rounded after every operation.
+// The common part of all kernels: number formats, and arithmetic whose rounding is defined.
 //
 // The results have the bits of the CPU kernels, so an expert gives the same output wherever it is computed. Hence
-// multiplications and additions of floats are never fused, and the terms of one output are added in a fixed order. No
-// header of the CUDA toolkit is used, because it may not be installed where these files are compiled.
+// multiplications and additions of floats are fused exactly where the definition says so, which is in products and in
+// attention, and the terms of one output are added in a fixed order. No header of the CUDA toolkit is used, because it
+// may not be installed where these files are compiled.
 #pragma once
 
 typedef unsigned char u8;
@@ -23,6 +24,8 @@ constexpr u32 ALL = 0xFFFFFFFFu;
 
 __device__ inline float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline float add_rn(float a, float b) { return __fadd_rn(a, b); }
+// a * b + c, rounded once.
+__device__ inline float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ inline float sub_rn(float a, float b) { return __fsub_rn(a, b); }
 __device__ inline float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 
@@ -31,14 +34,15 @@ struct __align__(16) Block {
     // Four signed bytes per word.
     int q[8];
     float d;
-    // d times the sum of all q
-    float d_sum;
-    // 8 times the sum of all q
-    int sum8;
-    // The sums of the first 16 and of the last 16 integers.
-    short halves[2];
+    // The sum of all q, and those of the first 16 and of the last 16.
+    float sum;
+    float halves[2];
+    // -128 times these sums.
+    int raised;
+    int raised_halves[2];
+    u32 zero;
 };
-static_assert(sizeof(Block) == 48, "must match the layout in Rust");
+static_assert(sizeof(Block) == 64, "must match the layout in Rust");
 
 // The arguments of one product of a launch: out[token][row] for some rows of x.
 struct ProductKernelArgs {
@@ -250,10 +254,13 @@ __device__ inline void quantise_block(float value, Block &out) {
     ((signed char *)out.q)[lane] = (signed char)q;
     if (lane == 0) {
         out.d = d;
-        out.d_sum = mul_rn(d, (float)whole);
-        out.sum8 = 8 * whole;
-        out.halves[0] = (short)sum;
-        out.halves[1] = (short)other;
+        out.sum = (float)whole;
+        out.halves[0] = (float)sum;
+        out.halves[1] = (float)other;
+        out.raised = -128 * whole;
+        out.raised_halves[0] = -128 * sum;
+        out.raised_halves[1] = -128 * other;
+        out.zero = 0;
     }
 }
 

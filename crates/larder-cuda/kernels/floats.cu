@@ -16,11 +16,11 @@ template <typename Kind, int TOKENS> __device__ void one_row(const ProductKernel
 #pragma unroll(TOKENS == 1 ? 8 : 4)
         for (u32 i = lane; i < body; i += LANES) {
             float weight = Kind::widen(weights, i);
-            for (int t = 0; t < TOKENS; t++) sums[t] = add_rn(sums[t], mul_rn(weight, x[t][i]));
+            for (int t = 0; t < TOKENS; t++) sums[t] = fma_rn(weight, x[t][i], sums[t]);
         }
         for (int t = 0; t < TOKENS; t++) {
             float sum = sum_of_lanes(sums[t]);
-            for (u32 i = body; i < p.cols; i++) sum = add_rn(sum, mul_rn(Kind::widen(weights, i), x[t][i]));
+            for (u32 i = body; i < p.cols; i++) sum = fma_rn(Kind::widen(weights, i), x[t][i], sum);
             bool mine = lane == 0 && wanted < p.rows && from + t < p.tokens;
             if (mine) p.out[(u64)(from + t) * p.out_stride + row] = sum;
         }

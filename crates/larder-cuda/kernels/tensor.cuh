@@ -4,8 +4,7 @@
 // 4 * (lane % 4) and from 16 + 4 * (lane % 4) on, of row lane / 4 and of the tokens lane / 4 and lane / 4 + 8. It gets the sums of these
 // tokens with the rows 2 * (lane % 4) and 2 * (lane % 4) + 1.
 //
-// Each format has three functions for it: `fragment`, a lane's integers of a group; `Scale::of`, what a row's sums are multiplied with;
-// and `Scale::term`. `Scale::widened` is the value of one integer. Where both halves of a group have scales of their own, HALVES, their sums are kept apart.
+// Where both halves of a group have scales of their own, HALVES, their sums are kept apart.
 #pragma once
 #include "blocks.cuh"
 
@@ -24,35 +23,13 @@ __device__ inline void multiply_tile(int (&sums)[4], const u32 (&a)[4], const u3
 #endif
 }
 
-// The scale of a block.
-struct BlockScale {
-    float d;
-
-    template <typename Rows> __device__ static BlockScale of(const Rows &rows, int b, int) { return {rows.half(b, 0)}; }
-
-    __device__ float term(int dot, int, const Block &x) const { return mul_rn((float)dot, mul_rn(d, x.d)); }
-    __device__ float widened(int value, int) const { return mul_rn(d, (float)value); }
-};
-
-// The scale of a group.
-struct GroupScale {
-    float d;
-    int scale;
-
-    __device__ float term(int dot, int, const Block &x) const { return mul_rn((float)(scale * dot), mul_rn(d, x.d)); }
-    __device__ float widened(int value, int) const { return mul_rn(mul_rn(d, (float)scale), (float)value); }
-};
-
-// The scales of both halves of a group.
-struct HalfScales {
-    float d;
-    int scale[2];
-
-    __device__ float term(int first, int last, const Block &x) const {
-        return mul_rn((float)(scale[0] * first + scale[1] * last), mul_rn(d, x.d));
+// A lane's integers of a group: four of each half.
+template <typename Kind, typename Rows> __device__ void fragment(const Rows &rows, int b, int g, int piece, u32 (&out)[2]) {
+    for (int half = 0; half < 2; half++) {
+        u32 word = Kind::word(rows, b, g, 4 * half + piece);
+        out[half] = Kind::OFFSET ? below(word, Kind::OFFSET) : word;
     }
-    __device__ float widened(int value, int half) const { return mul_rn(mul_rn(d, (float)scale[half]), (float)value); }
-};
+}
 
 // Eight rows with TILES * 16 tokens, from one on.
 template <typename Kind, bool INTERLEAVED, int TILES>
@@ -76,8 +53,8 @@ __device__ void tile_rows(const ProductKernelArgs &p, u32 group, u32 from) {
     for (int b = 0; b < blocks; b++) {
         for (int g = 0; g < Kind::VALUES / BLOCK; g++) {
             u32 weights[2];
-            Kind::fragment(given, b, g, piece, weights);
-            typename Kind::Scale scales[2] = {Kind::Scale::of(got[0], b, g), Kind::Scale::of(got[1], b, g)};
+            fragment<Kind>(given, b, g, piece, weights);
+            typename Kind::Scales scales[2] = {Kind::scales(got[0], b, g), Kind::scales(got[1], b, g)};
             for (int tile = 0; tile < TILES; tile++) {
                 const Block *now[2] = {x[tile][0] + b * (Kind::VALUES / BLOCK) + g, x[tile][1] + b * (Kind::VALUES / BLOCK) + g};
                 u32 a[4] = {(u32)now[0]->q[piece], (u32)now[1]->q[piece], (u32)now[0]->q[4 + piece], (u32)now[1]->q[4 + piece]};
@@ -90,7 +67,7 @@ __device__ void tile_rows(const ProductKernelArgs &p, u32 group, u32 from) {
                 }
                 for (int i = 0; i < 4; i++) {
                     float term = scales[i % 2].term(dots[0][i], Kind::HALVES ? dots[1][i] : 0, *now[i / 2]);
-                    sums[tile][i] = add_rn(sums[tile][i], term);
+                    sums[tile][i] = fma_rn(term, now[i / 2]->d, sums[tile][i]);
                 }
             }
         }
@@ -127,11 +104,11 @@ __device__ void widen_eight(const Rows &rows, u32 group, u32 piece, const Matrix
     constexpr int EACH = Kind::VALUES / BLOCK;
     int b = group / EACH, g = group % EACH;
     u32 words[2];
-    Kind::fragment(rows, b, g, piece, words);
-    typename Kind::Scale scale = Kind::Scale::of(rows, b, g);
+    fragment<Kind>(rows, b, g, piece, words);
+    typename Kind::Scales scales = Kind::scales(rows, b, g);
     for (int half = 0; half < 2; half++) {
         for (int i = 0; i < 4; i++) {
-            float value = scale.widened((signed char)(words[half] >> 8 * i), half);
+            float value = scales.widened((signed char)(words[half] >> 8 * i), half);
             out[BLOCK * group + 16 * half + 4 * piece + i] = m.finished(value);
         }
     }

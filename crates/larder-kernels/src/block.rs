@@ -9,31 +9,42 @@ pub const BLOCK: usize = 32;
 /// whose `127 / amax` is not finite counts as all zeros. If a value is not finite, then `d` is NaN, and so is every
 /// product with the block.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
-#[repr(C, align(16))]
+#[repr(C, align(64))]
 pub struct Block {
     /// −127 to 127.
     pub q: [i8; BLOCK],
     /// The scale.
     pub d: f32,
-    /// `d · Σ q`
-    pub d_sum: f32,
-    /// `8 · Σ q`
-    pub sum8: i32,
+    /// `Σ q`, which is exact.
+    pub sum: f32,
     /// `Σ q` of the first and the second half.
-    pub halves: [i16; 2],
+    pub halves: [f32; 2],
+    /// `−128 · Σ q`: what the product with weights that are raised by 128 begins with.
+    pub raised: i32,
+    /// The same of the first and the second half.
+    pub raised_halves: [i32; 2],
+    /// Fills up a line of the cache.
+    pub zero: u32,
 }
 
 impl Block {
     /// A block of zeros.
-    pub const ZERO: Block = Block { q: [0; BLOCK], d: 0.0, d_sum: 0.0, sum8: 0, halves: [0; 2] };
+    pub const ZERO: Block =
+        Block { q: [0; BLOCK], d: 0.0, sum: 0.0, halves: [0.0; 2], raised: 0, raised_halves: [0; 2], zero: 0 };
 
     /// A block of these integers, with their sums.
     #[inline]
     pub fn new(q: [i8; BLOCK], d: f32) -> Block {
-        let half = |q: &[i8]| q.iter().map(|q| *q as i16).sum::<i16>();
-        let halves = [half(&q[..16]), half(&q[16..])];
-        let sum = halves[0] as i32 + halves[1] as i32;
-        Block { q, d, d_sum: d * sum as f32, sum8: 8 * sum, halves }
+        let half = |q: &[i8]| q.iter().map(|q| *q as i32).sum::<i32>();
+        Block::with_sums(q, d, [half(&q[..16]), half(&q[16..])])
+    }
+
+    /// A block of these integers, whose halves have these sums.
+    #[inline]
+    pub fn with_sums(q: [i8; BLOCK], d: f32, [first, last]: [i32; 2]) -> Block {
+        let sum = first + last;
+        let (halves, raised_halves) = ([first as f32, last as f32], [-128 * first, -128 * last]);
+        Block { q, d, sum: sum as f32, halves, raised: -128 * sum, raised_halves, zero: 0 }
     }
 
     /// The scale `d` of a block, and the factor that turns its values into integers, from the bits of its largest

@@ -131,8 +131,8 @@ impl<'a> Inputs<'a> {
     }
 
     /// All blocks of the quantised form, `[tokens, cols / 32]`, as bytes in this machine's byte order: for each block
-    /// 32 integers, the scale, the scale times their sum, eight times their sum, and the sum of each half. Empty if
-    /// there is no quantised form.
+    /// 32 integers, their scale, their sum and those of both halves as f32, the same three times −128 as integers, and
+    /// zero. Empty if there is no quantised form.
     pub fn all_blocks(&self) -> &'a [u8] {
         // SAFETY: blocks are plain numbers without padding.
         unsafe { slice::from_raw_parts(self.blocks.as_ptr().cast(), size_of_val(self.blocks)) }
@@ -150,6 +150,13 @@ impl<'a> Inputs<'a> {
         let blocks = self.cols / BLOCK;
         &self.blocks[token * blocks..][..blocks]
     }
+}
+
+/// Values as the bytes of the format f32, as which this processor stores them.
+pub fn bytes_of(values: &[f32]) -> &[u8] {
+    const { assert!(cfg!(target_endian = "little"), "formats are little-endian") };
+    // SAFETY: floats have no padding.
+    unsafe { slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
 #[cfg(test)]
@@ -178,11 +185,13 @@ mod tests {
         let mut buffer = InputBuffer::new();
         let inputs = buffer.fill(&x, 64, true);
         let (block, bytes) = (inputs.blocks(0)[1], inputs.all_blocks());
-        assert_eq!((bytes.len(), bytes[48 + 3]), (96, block.q[3] as u8));
-        assert_eq!(bytes[48 + 32..][..4], block.d.to_ne_bytes());
-        assert_eq!(bytes[48 + 36..][..4], block.d_sum.to_ne_bytes());
-        assert_eq!(bytes[48 + 40..][..4], block.sum8.to_ne_bytes());
-        assert_eq!(bytes[48 + 46..], block.halves[1].to_ne_bytes());
+        assert_eq!((bytes.len(), bytes[64 + 3]), (128, block.q[3] as u8));
+        assert_eq!(bytes[64 + 32..][..4], block.d.to_ne_bytes());
+        assert_eq!(bytes[64 + 36..][..4], block.sum.to_ne_bytes());
+        assert_eq!(bytes[64 + 44..][..4], block.halves[1].to_ne_bytes());
+        assert_eq!(bytes[64 + 48..][..4], block.raised.to_ne_bytes());
+        assert_eq!(bytes[64 + 56..][..4], block.raised_halves[1].to_ne_bytes());
+        assert_eq!(bytes[64 + 60..], [0; 4]);
     }
 
     #[test]
@@ -195,7 +204,7 @@ mod tests {
             x[17] = odd;
             let block = buffer.fill(&x, BLOCK, true).blocks(0)[0];
             assert_eq!(block.q, [0; BLOCK]);
-            assert_eq!((block.d.is_nan(), block.d_sum.is_nan()), (d_is_nan, d_is_nan), "{odd}");
+            assert_eq!(block.d.is_nan(), d_is_nan, "{odd}");
             assert!(d_is_nan || block.d == 0.0);
         }
     }

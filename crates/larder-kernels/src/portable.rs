@@ -1,25 +1,21 @@
-//! The definition of every product, in portable Rust. All other instruction sets give the same bits: multiplications
-//! and additions of f32 are the ones written here, in this order, and never fused; sums of integers are exact.
+//! The definition of every product, in portable Rust, number [`DEFINITION`](larder_core::DEFINITION). All other
+//! instruction sets give the same bits: every operation on f32 is the one written here, in this order, fused where it
+//! is written fused, `fma(a, b, c)` = `a · b + c` rounded once; sums of integers are exact.
 //!
-//! For quantised weights, the result of a row is one f32 to which the blocks of 32 values are added in order. `d` is
-//! the scale of the weights and `q` their integers; `e` is the scale of the activations, `x` their integers, and `s = Σ
-//! x`. Sums with an index are over the first or the second half of the block:
+//! For quantised weights, the result of a row is one f32 to which the blocks of 32 values are added in order. `q` are
+//! the integers of the weights, `d` their scale and `m` their minimum; `x` are the integers of the activations, `e` is
+//! their scale, and `s = Σ x`. What has an index is of the first or the second half of the block:
 //!
-//! | format | added for a block of 32 |
+//! | weights | term |
 //! |---|---|
-//! | `q4_0`, `q5_0`, `q8_0`, `iq4_nl`, `mxfp4`, `q2_0`, `tq2_0`, `q1_0`, `tq1_0` | `Σ q·x · (d · e)` |
-//! | `q4_1`, `q5_1` | `Σ q·x · (d · e) + min · (e · s)` |
-//! | `q4_k`, `q5_k` | `(scale · Σ q·x) · (d · e) − (dmin · min) · (e · s)` |
-//! | `iq4_xs`, `iq3_s` | `(scale · Σ q·x) · (d · e)` |
-//! | `iq3_xxs` | `(scale · Σ q·x) · (d/4 · e)` |
-//! | `iq2_xxs`, `iq1_s` | `(scale · Σ q·x) · (d/8 · e)` |
-//! | `q3_k`, `q6_k` | `(scale₀ · Σ₀ q·x + scale₁ · Σ₁ q·x) · (d · e)` |
-//! | `iq2_xs`, `iq2_s`, `iq1_m` | `(scale₀ · Σ₀ q·x + scale₁ · Σ₁ q·x) · (d/8 · e)` |
-//! | `nvfp4` | `(d₀ · Σ₀ q·x + d₁ · Σ₁ q·x) · e` |
-//! | `q2_k` | `(scale₀ · Σ₀ q·x + scale₁ · Σ₁ q·x) · (d · e) − (min₀ · s₀ + min₁ · s₁) · (dmin · e)` |
+//! | with one scale | `t = d · Σ q·x` |
+//! | with a scale for each half | `t = fma(d₁, Σ₁ q·x, d₀ · Σ₀ q·x)` |
+//! | and with a minimum | `fma(−m, s, t)` |
+//! | and with a minimum for each half | `fma(−m₁, s₁, fma(−m₀, s₀, t))` |
 //!
-//! The expressions in brackets of integers are integers, exact and below 2^24, so that their conversion to f32 is exact
-//! as well. The scales of `nvfp4` have four digits of base 2, so that `d₀ · Σ₀ q·x` is exact too.
+//! and `fma(term, e, sum)` is the new sum. Sums of integers are below 2^24, so that their conversion to f32 is exact.
+//! So are scales and minima, which are those of a format's file (`formats/`): a float of few digits times an integer of
+//! few digits.
 //!
 //! For floats it is [`dot`](crate::dot::dot) of the widened row.
 
@@ -47,20 +43,21 @@ pub fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
 
 fn blocks_of(panel: &Panel, x: &[&[Block]], out: &mut [Sums]) {
     out.fill(Sums::default());
-    let add = definition(panel.kind).add;
+    let group_of = definition(panel.kind).group;
     let each = panel.kind.block_len() / BLOCK;
-    for row in 0..panel.rows {
-        for i in 0..panel.blocks {
-            panel.with_block(row, i, |block| {
+    for (row, i) in (0..panel.rows).flat_map(|row| (0..panel.blocks).map(move |i| (row, i))) {
+        panel.with_block(row, i, |block| {
+            for g in 0..each {
+                let group = group_of(block, g);
                 for (x, out) in x.iter().zip(&mut *out) {
-                    out[row] = add(block, &x[i * each..][..each], out[row]);
+                    out[row] = group.add(&x[i * each + g], out[row]);
                 }
-            });
-        }
+            }
+        });
     }
 }
 
-/// `out[n][j] += factors[n][i] · rows[i][j]`, for one row after the other.
+/// `out[n][j] = fma(factors[n][i], rows[i][j], out[n][j])`, for one row after the other.
 pub fn weighted_sums(rows: StridedRows, factors: &[&[f32]], out: &mut [&mut [f32]]) {
     for (factors, out) in factors.iter().zip(out) {
         for (row, factor) in rows.bytes.chunks(rows.row_bytes).zip(*factors) {
@@ -74,7 +71,7 @@ pub fn weighted_sums(rows: StridedRows, factors: &[&[f32]], out: &mut [&mut [f32
 }
 
 fn add_row<const B: usize>(row: &[u8], factor: f32, out: &mut [f32], widen: impl Fn([u8; B]) -> f32) {
-    out.iter_mut().zip(row.as_chunks::<B>().0).for_each(|(o, v)| *o += factor * widen(*v));
+    out.iter_mut().zip(row.as_chunks::<B>().0).for_each(|(o, v)| *o = factor.mul_add(widen(*v), *o));
 }
 
 fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {

@@ -3,6 +3,7 @@
 use larder_core::{NumberFormat, ROW_GROUP, RowOrder};
 
 use crate::formats::widen;
+use crate::inputs::bytes_of;
 
 /// Size of the largest block format.
 const MAX_BLOCK_BYTES: usize = {
@@ -119,6 +120,13 @@ pub struct Panel<'a> {
 }
 
 impl<'a> Panel<'a> {
+    /// One row in f32.
+    pub fn of_floats(row: &'a [f32]) -> Self {
+        let bytes = bytes_of(row);
+        let (kind, row_bytes) = (NumberFormat::F32, bytes.len());
+        Panel { kind, blocks: row.len(), rows: 1, row_bytes, interleaved: false, bytes, next: &[] }
+    }
+
     /// Values of each row.
     pub fn cols(&self) -> usize {
         self.blocks * self.kind.block_len()

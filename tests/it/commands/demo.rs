@@ -76,8 +76,8 @@ fn the_words_are_the_same_on_every_machine() {
     assert_eq!(written(&["--cache", "8x"])["text"], WORDS);
 }
 
-const WORDS: &str = " he was in the same place as before.\n\n\"I am not afraid of you,\" said the old man, \"but I am not \
-                     afraid of you. I am not afraid of you, but I am not afraid of you.";
+const WORDS: &str = " he was not in the least afraid of being able to get up and down the room.\n\n\"I am not going to \
+                     see you,\" he said, \"but I am not going to be married. I am going to see you";
 
 #[test]
 fn it_runs_in_little_memory_and_says_what_it_did() {

@@ -40,6 +40,7 @@ pub fn calibration_of_olmoe() -> serde_json::Value {
     let setting = |price: f64, loss: f64, bytes: f64| serde_json::json!({"lambda": 0.0, "price": price, "loss": loss, "ratio": 1.0, "bytes": bytes, "milliseconds": 1.0});
     serde_json::json!({
         "model_type": "olmoe", "experts": 6, "text": "ids.json", "tokens": 24, "date": "2026-11-26", "larder": "0.2.0",
+        "definition": larder_core::DEFINITION,
         "slots": 2, "eviction": "lru", "delta": [1.25, 3.5], "lambdas": [lambda(0.5, 0.4), lambda(5.0, 1.0)],
         "substituted": [0.5, 1.0], "left_out": [1.0, 2.0], "small": [], "small_share": 0.0,
         "settings": [setting(0.0, 0.0, 100.0), setting(0.1, 0.01, 60.0), setting(0.4, 0.03, 40.0)],

@@ -54,7 +54,6 @@ pub const UNSAFE: &[&str] = &[
     "crates/larder-cuda/tests/kernels/",
     "crates/larder-kernels/src/attention/mod.rs",
     "crates/larder-kernels/src/attention/query_tile.rs",
-    "crates/larder-kernels/src/attention/row_products.rs",
     "crates/larder-kernels/src/attention/softmax.rs",
     "crates/larder-kernels/src/avx2/",
     "crates/larder-kernels/src/avx512/",

@@ -6,7 +6,7 @@
 //
 // c++ -std=c++20 -O2 -ffp-contract=off -shared -fPIC -fsanitize=alignment -fsanitize-undefined-trap-on-error -I FOLDER emulate.cpp
 //
-// FOLDER has the code books in code_books.cuh, which the crate writes.
+// FOLDER has the code books in code_books.cuh, which the crate writes. With -mfma fused operations are instructions, not calls.
 #include "lanes.hpp"
 #include <cmath>
 #include <utility>
@@ -41,6 +41,7 @@ unsigned min(unsigned a, unsigned b) { return b < a ? b : a; }
 
 float __fmul_rn(float a, float b) { return a * b; }
 float __fadd_rn(float a, float b) { return a + b; }
+float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 float __fsub_rn(float a, float b) { return a - b; }
 float __fdiv_rn(float a, float b) { return a / b; }
 float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }

@@ -28,6 +28,15 @@ const CALLS: [&str; 2] = ["-ftls-model=initial-exec", "-fno-semantic-interpositi
 /// A load or store at an address that is no multiple of its size is an error on a GPU: it ends the program.
 const CHECKS: [&str; 2] = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"];
 
+/// All options. Fused operations are calls where the processor has no instruction for them.
+fn options() -> impl Iterator<Item = &'static str> {
+    #[cfg(target_arch = "x86_64")]
+    let fused = std::arch::is_x86_feature_detected!("fma").then_some("-mfma");
+    #[cfg(not(target_arch = "x86_64"))]
+    let fused = None;
+    OPTIONS.into_iter().chain(CALLS).chain(CHECKS).chain(fused)
+}
+
 type LaunchFn = unsafe extern "C" fn(*const c_char, c_uint, c_uint, c_uint, *mut *mut c_void) -> c_int;
 
 /// The loaded kernels. One runs at a time.
@@ -97,9 +106,7 @@ fn compile_in(folder: &Path, compiler: &str) -> Result<PathBuf> {
     fs::write(folder.join("code_books.cuh"), code_books::header()).map_err(failed)?;
     let mut command = Command::new(compiler);
     command
-        .args(OPTIONS)
-        .args(CALLS)
-        .args(CHECKS)
+        .args(options())
         .arg("-I")
         .arg(folder)
         .arg("-o")
@@ -133,6 +140,6 @@ fn fingerprint(sources: &Path, compiler: &str) -> io::Result<u64> {
     }
     hash.write(code_books::header().as_bytes());
     hash.write(compiler.as_bytes());
-    OPTIONS.iter().chain(&CALLS).chain(&CHECKS).for_each(|option| hash.write(option.as_bytes()));
+    options().for_each(|option| hash.write(option.as_bytes()));
     Ok(hash.finish())
 }

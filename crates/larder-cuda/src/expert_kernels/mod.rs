@@ -19,7 +19,7 @@ use lists::Intermediates;
 /// Activations that share a scale.
 pub const BLOCK: usize = 32;
 /// Size in bytes of a block of activations.
-pub const BLOCK_BYTES: usize = 48;
+pub const BLOCK_BYTES: usize = 64;
 /// Addresses of activations on the device, as floats and quantised.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct DeviceActivations {

@@ -10,8 +10,8 @@ use std::fmt::Display;
 
 use larder_cuda::{Argument, Driver, Emulator, GpuError, Launch, Stream};
 
-/// Size of a block of 32 activations: 32 integers, the scale, the scale times their sum, and sums.
-const BLOCK_BYTES: usize = 48;
+/// Size of a block of 32 activations: 32 integers, the scale, and sums.
+const BLOCK_BYTES: usize = 64;
 
 /// Bytes aligned to 16, as blocks and weights are.
 struct Aligned {

@@ -1,6 +1,6 @@
 //! The handshake: the protocol version, model and arithmetic that a client and a worker must have in common.
 
-use larder_core::{Geometry, LayerIdx};
+use larder_core::{DEFINITION, Geometry, LayerIdx};
 
 use crate::workers::wire;
 
@@ -42,7 +42,7 @@ impl Handshake {
     /// The reason why a worker with this description cannot be used, if there is one; continues a sentence that begins
     /// with the worker's name.
     pub fn incompatibility(&self, description: &wire::Description) -> Option<String> {
-        let wire::Description { version, ref model, exact, .. } = *description;
+        let wire::Description { version, ref model, exact, definition, .. } = *description;
         if version != PROTOCOL_VERSION {
             return Some(format!("uses protocol version {version}, but this larder uses version {PROTOCOL_VERSION}"));
         }
@@ -51,6 +51,12 @@ impl Handshake {
                 "serves another model or the same model in another format: its experts have fingerprint {}, but this store's have {}",
                 printable(model),
                 printable(&self.model)
+            ));
+        }
+        if definition != DEFINITION {
+            return Some(format!(
+                "computes by definition {} of products, but this larder by definition {DEFINITION}",
+                definition.max(1)
             ));
         }
         let with = |exact| if exact { "with" } else { "without" };
@@ -85,10 +91,17 @@ pub mod tests {
     #[test]
     fn other_versions_models_and_arithmetic_are_reported() {
         let handshake = handshake();
-        let good = wire::Description { version: PROTOCOL_VERSION, model: "abc".into(), ..Default::default() };
+        let good = wire::Description {
+            version: PROTOCOL_VERSION,
+            model: "abc".into(),
+            definition: DEFINITION,
+            ..Default::default()
+        };
         assert_eq!(handshake.incompatibility(&good), None);
         let newer = wire::Description { version: 2, ..good.clone() };
         assert!(handshake.incompatibility(&newer).unwrap().contains("version 2"));
+        let older = wire::Description { definition: 0, ..good.clone() };
+        assert!(handshake.incompatibility(&older).unwrap().contains("by definition 1 of products"));
         let other = wire::Description { model: "x\u{1b}yz".into(), ..good.clone() };
         assert!(handshake.incompatibility(&other).unwrap().contains("fingerprint xyz, but this store's have abc"));
         assert!(

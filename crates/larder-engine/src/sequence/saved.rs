@@ -5,7 +5,8 @@
 //! | bytes | |
 //! |---|---|
 //! | 16 | `larder sequence\n` |
-//! | 8 | version of the format, 1 |
+//! | 8 | version of the format, 2 |
+//! | 8 | number of the definition of products ([`DEFINITION`]) |
 //! | 16, 16 | digests of the model and of the settings ([`SequenceOrigin`]) |
 //! | 8 | number of tokens |
 //! | 8 | length of the sequence that rotary positions were computed for |
@@ -20,15 +21,16 @@
 use std::hash::Hasher;
 use std::io::{self, Read, Write};
 
+use larder_core::DEFINITION;
 use larder_model::{Decoder, ModelError, SavedStateError};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 use super::Sequence;
 
 const MAGIC: [u8; 16] = *b"larder sequence\n";
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// Bytes before the tokens.
-const HEAD_BYTES: usize = 96;
+const HEAD_BYTES: usize = 104;
 /// Bytes of the checksum at the end.
 const CHECKSUM_BYTES: u64 = 8;
 /// The longest note.
@@ -67,6 +69,9 @@ pub enum SavedSequenceError {
     /// The bytes have a version of the format that is not known here.
     #[error("is a saved sequence of version {0}, and this larder reads version {VERSION}")]
     Version(u64),
+    /// The state has the bits of another definition of products.
+    #[error("was computed by definition {0} of products, and this larder computes by definition {DEFINITION}")]
+    Definition(u64),
     /// The bytes were changed or cut off.
     #[error("is damaged: {0}")]
     Damaged(&'static str),
@@ -135,9 +140,13 @@ impl SavedHead {
         from.read_exact(&mut head[MAGIC.len()..])?;
         let number = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
         let digest = |at: usize| head[at..at + 16].try_into().expect("sixteen bytes");
-        let [version, tokens, horizon, rewound, note_bytes, checksum] = [16, 56, 64, 72, 80, 88].map(number);
+        let [version, definition, tokens, horizon, rewound, note_bytes, checksum] =
+            [16, 24, 64, 72, 80, 88, 96].map(number);
         if version != VERSION {
             return Err(SavedSequenceError::Version(version));
+        }
+        if definition != u64::from(DEFINITION) {
+            return Err(SavedSequenceError::Definition(definition));
         }
         if tokens > context as u64 {
             return Err(SavedSequenceError::TooLong { tokens, context });
@@ -154,7 +163,7 @@ impl SavedHead {
         }
         let (ids, _) = ids.as_chunks();
         let tokens = ids.iter().map(|id| u32::from_le_bytes(*id)).collect();
-        let origin = SequenceOrigin { model: digest(24), settings: digest(40) };
+        let origin = SequenceOrigin { model: digest(32), settings: digest(48) };
         Ok(SavedHead { origin, tokens, horizon, rewound: rewound == 1, note_bytes })
     }
 
@@ -175,7 +184,8 @@ impl SavedHead {
     /// Its first bytes, checksum and tokens included.
     fn to_bytes(&self) -> Vec<u8> {
         let ids: Vec<u8> = self.tokens.iter().flat_map(|id| id.to_le_bytes()).collect();
-        let mut head = [&MAGIC[..], &VERSION.to_le_bytes(), &self.origin.model, &self.origin.settings].concat();
+        let numbers = [VERSION, DEFINITION.into()].map(u64::to_le_bytes);
+        let mut head = [&MAGIC[..], numbers.as_flattened(), &self.origin.model, &self.origin.settings].concat();
         for number in [self.tokens.len() as u64, self.horizon, self.rewound.into(), self.note_bytes] {
             head.extend(number.to_le_bytes());
         }
@@ -294,9 +304,12 @@ mod tests {
         assert_eq!(other("else", "f16"), "was saved with another model");
         assert!(other("model", "f32").contains("another kv"));
         let mut newer = head.to_bytes();
-        newer[16] = 2;
-        assert!(matches!(read(&newer, 116), Err(SavedSequenceError::Version(2))));
-        assert!(matches!(SavedHead::read(116, 2, &mut &head.to_bytes()[..]), Err(SavedSequenceError::TooLong { .. })));
+        newer[16] = 9;
+        assert!(matches!(read(&newer, 124), Err(SavedSequenceError::Version(9))));
+        let mut other = head.to_bytes();
+        other[24] = 1;
+        assert!(read(&other, 124).unwrap_err().to_string().starts_with("was computed by definition 1"));
+        assert!(matches!(SavedHead::read(124, 2, &mut &head.to_bytes()[..]), Err(SavedSequenceError::TooLong { .. })));
         assert!(matches!(read(b"GIF89a", 6), Err(SavedSequenceError::Foreign)));
         assert!(matches!(read(&[7; 200], 200), Err(SavedSequenceError::Foreign)));
     }

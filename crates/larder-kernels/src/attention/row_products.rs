@@ -5,6 +5,7 @@ use std::ops::Range;
 use larder_core::{NumberFormat, ROW_GROUP};
 
 use super::KvTensor;
+use crate::inputs::bytes_of;
 use crate::kernel_set::{KernelSet, StridedRows, Sums};
 use crate::weights::Panel;
 
@@ -66,8 +67,6 @@ impl<'a> StridedRows<'a> {
         let rows = self.bytes.chunks(self.row_bytes);
         let widened = &mut widened[..rows.len() * width];
         rows.zip(widened.chunks_exact_mut(width)).for_each(|(row, out)| (set.widen_q8_0)(row, out));
-        // SAFETY: the bytes of initialised floats, on processors whose floats are stored as the format f32 is.
-        let bytes = unsafe { std::slice::from_raw_parts(widened.as_ptr().cast(), size_of_val(widened)) };
-        StridedRows { kind: NumberFormat::F32, bytes, row_bytes: width * size_of::<f32>() }
+        StridedRows { kind: NumberFormat::F32, bytes: bytes_of(widened), row_bytes: width * size_of::<f32>() }
     }
 }

@@ -173,7 +173,7 @@ fn in_order(batch: &Batch, query: usize) -> Vec<f32> {
             let tile_sum: f32 = lanes.iter().chain(tail).sum();
             let mut values = [0.0; WIDTH - 4];
             for (at, power) in seen.zip(powers) {
-                values.iter_mut().zip(row(1, kv_head, at)).for_each(|(o, v)| *o += power * v);
+                values.iter_mut().zip(row(1, kv_head, at)).for_each(|(o, v)| *o = power.mul_add(*v, *o));
             }
             let (old, new_max) = (max, f32::max(max, tile_max));
             let (before, now) = (exp(old - new_max), exp(tile_max - new_max));

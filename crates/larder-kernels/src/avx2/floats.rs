@@ -13,7 +13,7 @@ use crate::weights::Panel;
 ///
 /// # Safety
 /// The panel is whole rows of `KIND`, and every token has as many values as a row.
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn panel<const KIND: u8>(mut panel: Panel, x: &[&[f32]], out: &mut [Sums]) {
     for (x, out) in x.chunks(4).zip(out.chunks_mut(4)) {
         // SAFETY: as the caller guarantees.
@@ -31,7 +31,7 @@ pub unsafe fn panel<const KIND: u8>(mut panel: Panel, x: &[&[f32]], out: &mut [S
 }
 
 /// `R` rows at a time. Of the sixteen lanes, `H` times eight are summed in one pass.
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 unsafe fn tiles<const KIND: u8, const R: usize, const N: usize, const H: usize>(
     panel: &Panel,
@@ -55,14 +55,14 @@ unsafe fn tiles<const KIND: u8, const R: usize, const N: usize, const H: usize>(
             for (r, sum) in sums.iter().enumerate() {
                 let tail = (body..).zip(&x[t][body..]);
                 // SAFETY: the row has as many values as the token.
-                out[first + r] = tail.fold(*sum, |sum, (c, x)| sum + unsafe { one::<KIND>(rows[r], c) } * x);
+                out[first + r] = tail.fold(*sum, |sum, (c, x)| unsafe { one::<KIND>(rows[r], c) }.mul_add(*x, sum));
             }
         }
     }
 }
 
 /// Sums lanes `from` to `from + 8 · H` over all whole groups of sixteen columns.
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 unsafe fn pass<const KIND: u8, const R: usize, const N: usize, const H: usize>(
     rows: [*const u8; R],
@@ -88,7 +88,7 @@ unsafe fn pass<const KIND: u8, const R: usize, const N: usize, const H: usize>(
                 // SAFETY: as above, and of the token.
                 let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(c)) };
                 for (sum, w) in sums.iter_mut().zip(w) {
-                    *sum = _mm256_add_ps(*sum, _mm256_mul_ps(w, x));
+                    *sum = _mm256_fmadd_ps(w, x, *sum);
                 }
             }
         }
@@ -97,7 +97,7 @@ unsafe fn pass<const KIND: u8, const R: usize, const N: usize, const H: usize>(
 }
 
 /// Eight weights from column `c`.
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub unsafe fn eight<const KIND: u8>(row: *const u8, c: usize) -> __m256 {
     // SAFETY: the values are inside the row, as the caller guarantees.
@@ -113,7 +113,7 @@ pub unsafe fn eight<const KIND: u8>(row: *const u8, c: usize) -> __m256 {
     }
 }
 
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
     // SAFETY: the value is inside the row, as the caller guarantees.
@@ -154,7 +154,7 @@ fn reduce<const R: usize, const N: usize>(lanes: &[[[__m256; R]; N]; 2]) -> [[f3
 }
 
 /// The values of a block in `q8_0`: the scale times each integer.
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub fn widen_q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     let half = u16::from_le_bytes([block[0], block[1]]);

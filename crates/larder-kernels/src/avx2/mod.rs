@@ -1,4 +1,4 @@
-//! Kernels for processors with AVX2 and F16C.
+//! Kernels for processors with AVX2, FMA and F16C.
 #![allow(unsafe_code)]
 
 mod bytes;

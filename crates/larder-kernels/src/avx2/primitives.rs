@@ -2,7 +2,7 @@
 //!
 //! One instruction multiplies unsigned with signed bytes and adds pairs, so signed weights either have an offset, which
 //! is subtracted by way of the sums of the activations, or pass their sign to the activations. Sums of pairs stay in 16
-//! bits as long as they cannot overflow; the step to 32 bits multiplies by the scale where that is an integer.
+//! bits as long as they cannot overflow.
 #![allow(unsafe_code)]
 // The number of a token, a row or a run is the index of several arrays.
 #![allow(clippy::needless_range_loop)]
@@ -19,15 +19,17 @@ use crate::simd::byte_lanes::ByteLanes;
 use crate::simd::token_blocks::TokenBlocks;
 use crate::simd::{Simd, Task};
 
-/// Shows that this processor has AVX2 and F16C, which is why every block of `unsafe` here is sound that has no other
-/// reason.
+/// Shows that this processor has AVX2, FMA and F16C, which is why every block of `unsafe` here is sound that has no
+/// other reason.
 #[derive(Clone, Copy)]
 pub struct Avx2(());
 
 impl Avx2 {
     /// If the processor has the instructions.
     pub fn detect() -> Option<Self> {
-        (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")).then_some(Avx2(()))
+        let able =
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        able.then_some(Avx2(()))
     }
 
     /// Sums of pairs of products of `len` runs from number `first` on, in 16 bits.
@@ -49,15 +51,13 @@ impl Avx2 {
         }
     }
 
-    /// The dot products of `len` runs from number `first` on, whose bytes are at most `MAX`, each sum of pairs times
-    /// the factor in both halves of its lane.
+    /// The dot products of `len` runs from number `first` on, whose bytes are at most `MAX`.
     #[inline(always)]
-    fn scaled<const MAX: u8, const N: usize>(
+    fn unsigned<const MAX: u8, const N: usize>(
         self,
         w: &[__m256i; 8],
         first: usize,
         len: usize,
-        factors: __m256i,
         x: TokenBlocks<N>,
     ) -> [__m256i; N] {
         let fit = fitting(MAX).min(len);
@@ -68,7 +68,7 @@ impl Avx2 {
             while k < first + len {
                 let pairs = self.pairs(w, k, fit, x);
                 for t in 0..N {
-                    sums[t] = _mm256_add_epi32(sums[t], _mm256_madd_epi16(pairs[t], factors));
+                    sums[t] = _mm256_add_epi32(sums[t], _mm256_madd_epi16(pairs[t], _mm256_set1_epi16(1)));
                 }
                 k += fit;
             }
@@ -76,47 +76,28 @@ impl Avx2 {
         }
     }
 
-    /// The dot products of signed weights, those of each half of the block times a scale.
+    /// The dot products of `len` runs of signed weights from number `first` on.
     #[inline(always)]
-    fn signed_scaled<const N: usize>(self, w: &[__m256i; 8], scales: [__m256i; 2], x: TokenBlocks<N>) -> [__m256i; N] {
+    fn signed_sums<const N: usize>(
+        self,
+        w: &[__m256i; 8],
+        first: usize,
+        len: usize,
+        x: TokenBlocks<N>,
+    ) -> [__m256i; N] {
         // SAFETY: see `Avx2`.
         unsafe {
             let mut dots = [_mm256_setzero_si256(); N];
-            for k in 0..8 {
+            for k in first..first + len {
                 let size = _mm256_abs_epi8(w[k]);
                 for t in 0..N {
                     // 2 · 128 · 127 fits 16 bits, and twice as much does not.
                     let x = _mm256_sign_epi8(_mm256_set1_epi32(x.four(t, k)), w[k]);
                     let pairs = _mm256_maddubs_epi16(size, x);
-                    dots[t] = _mm256_add_epi32(dots[t], _mm256_madd_epi16(pairs, scales[k / 4]));
+                    dots[t] = _mm256_add_epi32(dots[t], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
                 }
             }
             dots
-        }
-    }
-
-    /// The sums of both halves of a block of each token, each times its scale.
-    #[inline(always)]
-    fn halves<const N: usize>(self, scales: &HalfScales, x: TokenBlocks<N>) -> [__m256i; N] {
-        // SAFETY: see `Avx2`.
-        unsafe {
-            let mut sums = [_mm256_setzero_si256(); N];
-            for t in 0..N {
-                sums[t] = _mm256_madd_epi16(scales.both, _mm256_set1_epi32(x.halves(t)));
-            }
-            sums
-        }
-    }
-
-    #[inline(always)]
-    fn floats<const N: usize>(self, integers: [__m256i; N]) -> [__m256; N] {
-        // SAFETY: see `Avx2`.
-        unsafe {
-            let mut floats = [_mm256_setzero_ps(); N];
-            for t in 0..N {
-                floats[t] = _mm256_cvtepi32_ps(integers[t]);
-            }
-            floats
         }
     }
 
@@ -130,13 +111,6 @@ impl Avx2 {
             let places = _mm256_set1_epi32(a | b << 8 | c << 16 | d << 24);
             _mm256_shuffle_epi8(bytes, _mm256_add_epi8(places, lane))
         }
-    }
-
-    /// The signed bytes at two indices of every lane, as the 16-bit halves of the lane.
-    #[inline(always)]
-    fn wide(self, bytes: __m256i, a: usize, b: usize) -> __m256i {
-        // SAFETY: see `Avx2`. A byte goes to the upper half of 16 bits; the shift right extends its sign.
-        unsafe { _mm256_srai_epi16::<8>(self.arrange(bytes, [NONE, a as i32, NONE, b as i32])) }
     }
 }
 
@@ -165,27 +139,13 @@ const fn fitting(max: u8) -> usize {
     }
 }
 
-/// The scales of the two halves of a block of 32.
-#[derive(Clone, Copy)]
-pub struct HalfScales {
-    /// The first, in both 16-bit halves of each lane.
-    first: __m256i,
-    /// The second, in both.
-    second: __m256i,
-    /// The first and the second.
-    both: __m256i,
-}
-
 impl Simd for Avx2 {
     const LANES: usize = ROW_GROUP;
     const TOKENS: usize = 4;
     type Floats = __m256;
-    /// In both 16-bit halves of each lane.
-    type Scale = __m256i;
-    type HalfScales = HalfScales;
 
     fn run<T: Task<Self>>(self, task: T) {
-        #[target_feature(enable = "avx2,f16c")]
+        #[target_feature(enable = "avx2,fma,f16c")]
         fn compiled<T: Task<Avx2>>(simd: Avx2, task: T) {
             task.run(simd);
         }
@@ -279,25 +239,18 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn scale(self, bytes: __m256i, at: usize) -> __m256i {
-        self.wide(bytes, at, at)
-    }
-
-    #[inline(always)]
-    fn small_scale(self, bytes: __m256i, at: usize) -> __m256i {
-        self.arrange(bytes, [at as i32, NONE, at as i32, NONE])
-    }
-
-    #[inline(always)]
-    fn half_scales(self, bytes: __m256i, at: usize) -> HalfScales {
-        let (first, second) = (self.wide(bytes, at, at), self.wide(bytes, at + 1, at + 1));
-        HalfScales { first, second, both: self.wide(bytes, at, at + 1) }
-    }
-
-    #[inline(always)]
     fn byte(self, bytes: __m256i, at: usize) -> __m256 {
         // SAFETY: see `Avx2`.
         unsafe { _mm256_cvtepi32_ps(self.arrange(bytes, [at as i32, NONE, NONE, NONE])) }
+    }
+
+    #[inline(always)]
+    fn signed_byte(self, bytes: __m256i, at: usize) -> __m256 {
+        // SAFETY: see `Avx2`. The byte goes to the top of the lane; the shift right extends its sign.
+        unsafe {
+            let top = self.arrange(bytes, [NONE, NONE, NONE, at as i32]);
+            _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top))
+        }
     }
 
     #[inline(always)]
@@ -322,105 +275,45 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn dots<const MAX: u8, const OFFSET: i16, const N: usize>(
+    fn dots<const MAX: u8, const OFFSET: i16, const PARTS: usize, const N: usize>(
         self,
         w: &[__m256i; 8],
         x: TokenBlocks<N>,
-    ) -> [__m256; N] {
+    ) -> [[__m256; N]; PARTS] {
         // SAFETY: see `Avx2`.
         unsafe {
-            let mut dots = self.scaled::<MAX, N>(w, 0, 8, _mm256_set1_epi16(1), x);
-            for t in 0..N {
-                let above = match OFFSET {
-                    0 => continue,
-                    8 => _mm256_set1_epi32(x.0[t].sum8),
-                    _ => _mm256_madd_epi16(_mm256_set1_epi16(OFFSET), _mm256_set1_epi32(x.halves(t))),
-                };
-                dots[t] = _mm256_sub_epi32(dots[t], above);
-            }
-            self.floats(dots)
-        }
-    }
-
-    #[inline(always)]
-    fn signed_dots<const N: usize>(self, w: &[__m256i; 8], x: TokenBlocks<N>) -> [__m256; N] {
-        // SAFETY: see `Avx2`.
-        unsafe { self.signed_scaled_dots(w, _mm256_set1_epi16(1), x) }
-    }
-
-    #[inline(always)]
-    fn scaled_dots<const MAX: u8, const N: usize>(
-        self,
-        w: &[__m256i; 8],
-        scale: __m256i,
-        x: TokenBlocks<N>,
-    ) -> [__m256; N] {
-        self.floats(self.scaled::<MAX, N>(w, 0, 8, scale, x))
-    }
-
-    #[inline(always)]
-    fn signed_scaled_dots<const N: usize>(self, w: &[__m256i; 8], scale: __m256i, x: TokenBlocks<N>) -> [__m256; N] {
-        self.floats(self.signed_scaled(w, [scale; 2], x))
-    }
-
-    #[inline(always)]
-    fn signed_half_scaled_dots<const N: usize>(
-        self,
-        w: &[__m256i; 8],
-        scales: HalfScales,
-        x: TokenBlocks<N>,
-    ) -> [__m256; N] {
-        self.floats(self.signed_scaled(w, [scales.first, scales.second], x))
-    }
-
-    #[inline(always)]
-    fn half_scaled_dots<const MAX: u8, const OFFSET: i16, const N: usize>(
-        self,
-        w: &[__m256i; 8],
-        scales: HalfScales,
-        x: TokenBlocks<N>,
-    ) -> [__m256; N] {
-        let first = self.scaled::<MAX, N>(w, 0, 4, scales.first, x);
-        let second = self.scaled::<MAX, N>(w, 4, 4, scales.second, x);
-        let above = self.halves(&scales, x);
-        // SAFETY: see `Avx2`.
-        unsafe {
-            let mut dots = first;
-            for t in 0..N {
-                dots[t] = _mm256_add_epi32(first[t], second[t]);
-                if OFFSET != 0 {
-                    let above = _mm256_sllv_epi32(above[t], _mm256_set1_epi32(OFFSET.ilog2().cast_signed()));
-                    dots[t] = _mm256_sub_epi32(dots[t], above);
-                }
-            }
-            self.floats(dots)
-        }
-    }
-
-    #[inline(always)]
-    fn half_dots<const MAX: u8, const OFFSET: i16, const N: usize>(
-        self,
-        w: &[__m256i; 8],
-        x: TokenBlocks<N>,
-    ) -> [[__m256; N]; 2] {
-        // SAFETY: see `Avx2`.
-        unsafe {
-            let mut both = [[_mm256_setzero_ps(); N]; 2];
-            for half in 0..2 {
-                let mut dots = self.scaled::<MAX, N>(w, 4 * half, 4, _mm256_set1_epi16(1), x);
+            let mut dots = [[_mm256_setzero_ps(); N]; PARTS];
+            for part in 0..PARTS {
+                let mut sums = self.unsigned::<MAX, N>(w, 8 / PARTS * part, 8 / PARTS, x);
                 for t in 0..N {
-                    let above = i32::from(OFFSET) * i32::from(x.0[t].halves[half]);
-                    dots[t] = _mm256_sub_epi32(dots[t], _mm256_set1_epi32(above));
+                    if OFFSET != 0 {
+                        let start = _mm256_set1_epi32(x.begin::<OFFSET, PARTS>(t, part));
+                        sums[t] = _mm256_add_epi32(sums[t], start);
+                    }
+                    dots[part][t] = _mm256_cvtepi32_ps(sums[t]);
                 }
-                both[half] = self.floats(dots);
             }
-            both
+            dots
         }
     }
 
     #[inline(always)]
-    fn scaled_halves<const N: usize>(self, scales: HalfScales, x: TokenBlocks<N>) -> [__m256; N] {
-        self.floats(self.halves(&scales, x))
+    fn signed_dots<const PARTS: usize, const N: usize>(
+        self,
+        w: &[__m256i; 8],
+        x: TokenBlocks<N>,
+    ) -> [[__m256; N]; PARTS] {
+        // SAFETY: see `Avx2`.
+        unsafe {
+            let mut dots = [[_mm256_setzero_ps(); N]; PARTS];
+            for part in 0..PARTS {
+                let sums = self.signed_sums(w, 8 / PARTS * part, 8 / PARTS, x);
+                for t in 0..N {
+                    dots[part][t] = _mm256_cvtepi32_ps(sums[t]);
+                }
+            }
+            dots
+        }
     }
 
     #[inline(always)]
@@ -430,21 +323,21 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn add(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see `Avx2`.
-        unsafe { _mm256_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see `Avx2`.
-        unsafe { _mm256_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
     fn mul(self, a: __m256, b: __m256) -> __m256 {
         // SAFETY: see `Avx2`.
         unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: see `Avx2`.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn mul_sub(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: see `Avx2`.
+        unsafe { _mm256_fnmadd_ps(a, b, c) }
     }
 
     #[inline(always)]

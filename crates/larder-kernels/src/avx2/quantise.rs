@@ -20,9 +20,7 @@ pub fn block(x: &[f32; BLOCK]) -> Block {
     let (first, second) = (_mm256_packs_epi32(whole(0), whole(1)), _mm256_packs_epi32(whole(2), whole(3)));
     let packed = _mm256_packs_epi16(first, second);
     let q = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    let [first, second] = half_sums(q);
-    let mut block = Block { d, d_sum: d * (first + second) as f32, sum8: 8 * (first + second), ..Block::default() };
-    block.halves = [first as i16, second as i16];
+    let mut block = Block::with_sums([0; BLOCK], d, half_sums(q));
     // SAFETY: 32 bytes.
     unsafe { _mm256_storeu_si256(block.q.as_mut_ptr().cast(), q) };
     block

@@ -54,7 +54,7 @@ unsafe fn tiles<const KIND: u8, const R: usize, const N: usize>(panel: &Panel, x
                 for (sums, x) in sums.iter_mut().zip(x) {
                     let x = _mm512_loadu_ps(x.as_ptr().add(c));
                     for (sum, w) in sums.iter_mut().zip(w) {
-                        *sum = _mm512_add_ps(*sum, _mm512_mul_ps(w, x));
+                        *sum = _mm512_fmadd_ps(w, x, *sum);
                     }
                 }
             }
@@ -63,7 +63,8 @@ unsafe fn tiles<const KIND: u8, const R: usize, const N: usize>(panel: &Panel, x
             for (r, sum) in sums.into_iter().enumerate().take(panel.rows - first) {
                 let tail = (body..).zip(&x[t][body..]);
                 // SAFETY: the row has as many values as the token.
-                out[t][first + r] = tail.fold(reduce(sum), |sum, (c, x)| unsafe { sum + one::<KIND>(rows[r], c) * x });
+                out[t][first + r] =
+                    tail.fold(reduce(sum), |sum, (c, x)| unsafe { one::<KIND>(rows[r], c).mul_add(*x, sum) });
             }
         }
     }

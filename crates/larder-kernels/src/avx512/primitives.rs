@@ -2,7 +2,7 @@
 //!
 //! One instruction multiplies four unsigned with four signed bytes and adds the products to a lane. Signed weights are
 //! raised by 128 to be unsigned. What offset weights have is subtracted from the start, by way of the sums of the
-//! activations. Integer scales are multiplied as floats, which is exact below 2²⁴.
+//! activations.
 #![allow(unsafe_code)]
 // The number of a token, a row or a run is the index of several arrays.
 #![allow(clippy::needless_range_loop)]
@@ -39,32 +39,6 @@ impl Avx512 {
         able.then_some(Avx512(()))
     }
 
-    /// Of each token the sums of both halves of its block, each times a factor.
-    #[inline(always)]
-    fn halves<const N: usize>(self, factors: __m512i, x: TokenBlocks<N>) -> [__m512i; N] {
-        // SAFETY: see `Avx512`.
-        unsafe {
-            let mut sums = [_mm512_setzero_si512(); N];
-            for t in 0..N {
-                sums[t] = _mm512_dpwssd_epi32(sums[t], factors, _mm512_set1_epi32(x.halves(t)));
-            }
-            sums
-        }
-    }
-
-    /// What the dot products with the halves of a block begin with if the weights are too large by two offsets.
-    #[inline(always)]
-    fn start<const N: usize>(self, [first, second]: [i16; 2], x: TokenBlocks<N>) -> [__m512i; N] {
-        // SAFETY: see `Avx512`.
-        unsafe {
-            if first == 0 && second == 0 {
-                return [_mm512_setzero_si512(); N];
-            }
-            let factors = i32::from(-second) << 16 | i32::from((-first).cast_unsigned());
-            self.halves(_mm512_set1_epi32(factors), x)
-        }
-    }
-
     /// Adds the dot products of `len` runs from number `first` on.
     #[inline(always)]
     fn add_dots<const N: usize>(
@@ -85,37 +59,6 @@ impl Avx512 {
             sums
         }
     }
-
-    #[inline(always)]
-    fn floats<const N: usize>(self, integers: [__m512i; N]) -> [__m512; N] {
-        // SAFETY: see `Avx512`.
-        unsafe {
-            let mut floats = [_mm512_setzero_ps(); N];
-            for t in 0..N {
-                floats[t] = _mm512_cvtepi32_ps(integers[t]);
-            }
-            floats
-        }
-    }
-
-    /// The signed byte at index `at` of each lane, as an integer.
-    #[inline(always)]
-    fn integer(self, bytes: __m512i, at: usize) -> __m512i {
-        // SAFETY: see `Avx512`.
-        unsafe {
-            let top = _mm512_sllv_epi32(bytes, _mm512_set1_epi32(24 - 8 * at as i32));
-            _mm512_srai_epi32::<24>(top)
-        }
-    }
-}
-
-/// The scales of the two halves of a block of 32.
-#[derive(Clone, Copy)]
-pub struct HalfScales {
-    first: __m512,
-    second: __m512,
-    /// The first and the second, as the 16-bit halves of each lane.
-    both: __m512i,
 }
 
 /// Two halves of a register from two places in memory, 32 bytes each.
@@ -132,8 +75,6 @@ impl Simd for Avx512 {
     const LANES: usize = LANES;
     const TOKENS: usize = 8;
     type Floats = __m512;
-    type Scale = __m512;
-    type HalfScales = HalfScales;
 
     fn run<T: Task<Self>>(self, task: T) {
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
@@ -241,25 +182,18 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn scale(self, bytes: __m512i, at: usize) -> __m512 {
-        // SAFETY: see `Avx512`.
-        unsafe { _mm512_cvtepi32_ps(self.integer(bytes, at)) }
-    }
-
-    #[inline(always)]
-    fn half_scales(self, bytes: __m512i, at: usize) -> HalfScales {
-        // SAFETY: see `Avx512`.
-        unsafe {
-            let (first, second) = (self.integer(bytes, at), self.integer(bytes, at + 1));
-            let both = _mm512_mask_mov_epi16(first, 0xaaaa_aaaa, _mm512_slli_epi32::<16>(second));
-            HalfScales { first: _mm512_cvtepi32_ps(first), second: _mm512_cvtepi32_ps(second), both }
-        }
-    }
-
-    #[inline(always)]
     fn byte(self, bytes: __m512i, at: usize) -> __m512 {
         // SAFETY: see `Avx512`.
         unsafe { _mm512_cvtepi32_ps(self.bits(bytes, -8 * at as i32, 0xff)) }
+    }
+
+    #[inline(always)]
+    fn signed_byte(self, bytes: __m512i, at: usize) -> __m512 {
+        // SAFETY: see `Avx512`.
+        unsafe {
+            let top = _mm512_sllv_epi32(bytes, _mm512_set1_epi32(24 - 8 * at as i32));
+            _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))
+        }
     }
 
     #[inline(always)]
@@ -280,75 +214,37 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn dots<const MAX: u8, const OFFSET: i16, const N: usize>(
+    fn dots<const MAX: u8, const OFFSET: i16, const PARTS: usize, const N: usize>(
         self,
         w: &[__m512i; 8],
         x: TokenBlocks<N>,
-    ) -> [__m512; N] {
-        self.floats(self.add_dots(self.start([OFFSET; 2], x), w, 0, 8, x))
-    }
-
-    #[inline(always)]
-    fn signed_dots<const N: usize>(self, w: &[__m512i; 8], x: TokenBlocks<N>) -> [__m512; N] {
-        self.dots::<255, 128, N>(w, x)
-    }
-
-    #[inline(always)]
-    fn scaled_dots<const MAX: u8, const N: usize>(
-        self,
-        w: &[__m512i; 8],
-        scale: __m512,
-        x: TokenBlocks<N>,
-    ) -> [__m512; N] {
-        self.times(self.dots::<MAX, 0, N>(w, x), scale)
-    }
-
-    #[inline(always)]
-    fn signed_scaled_dots<const N: usize>(self, w: &[__m512i; 8], scale: __m512, x: TokenBlocks<N>) -> [__m512; N] {
-        self.times(self.signed_dots(w, x), scale)
-    }
-
-    #[inline(always)]
-    fn half_scaled_dots<const MAX: u8, const OFFSET: i16, const N: usize>(
-        self,
-        w: &[__m512i; 8],
-        scales: HalfScales,
-        x: TokenBlocks<N>,
-    ) -> [__m512; N] {
-        let first = self.add_dots(self.start([OFFSET, 0], x), w, 0, 4, x);
-        let second = self.add_dots(self.start([0, OFFSET], x), w, 4, 4, x);
-        let mut dots = self.times(self.floats(first), scales.first);
-        let second = self.times(self.floats(second), scales.second);
-        for t in 0..N {
-            dots[t] = self.add(dots[t], second[t]);
+    ) -> [[__m512; N]; PARTS] {
+        // SAFETY: see `Avx512`.
+        unsafe {
+            let mut dots = [[_mm512_setzero_ps(); N]; PARTS];
+            for part in 0..PARTS {
+                let mut sums = [_mm512_setzero_si512(); N];
+                if OFFSET != 0 {
+                    for t in 0..N {
+                        sums[t] = _mm512_set1_epi32(x.begin::<OFFSET, PARTS>(t, part));
+                    }
+                }
+                let sums = self.add_dots(sums, w, 8 / PARTS * part, 8 / PARTS, x);
+                for t in 0..N {
+                    dots[part][t] = _mm512_cvtepi32_ps(sums[t]);
+                }
+            }
+            dots
         }
-        dots
     }
 
     #[inline(always)]
-    fn signed_half_scaled_dots<const N: usize>(
-        self,
-        w: &[__m512i; 8],
-        scales: HalfScales,
-        x: TokenBlocks<N>,
-    ) -> [__m512; N] {
-        self.half_scaled_dots::<255, 128, N>(w, scales, x)
-    }
-
-    #[inline(always)]
-    fn half_dots<const MAX: u8, const OFFSET: i16, const N: usize>(
+    fn signed_dots<const PARTS: usize, const N: usize>(
         self,
         w: &[__m512i; 8],
         x: TokenBlocks<N>,
-    ) -> [[__m512; N]; 2] {
-        let first = self.add_dots(self.start([OFFSET, 0], x), w, 0, 4, x);
-        let second = self.add_dots(self.start([0, OFFSET], x), w, 4, 4, x);
-        [self.floats(first), self.floats(second)]
-    }
-
-    #[inline(always)]
-    fn scaled_halves<const N: usize>(self, scales: HalfScales, x: TokenBlocks<N>) -> [__m512; N] {
-        self.floats(self.halves(scales.both, x))
+    ) -> [[__m512; N]; PARTS] {
+        self.dots::<255, 128, PARTS, N>(w, x)
     }
 
     #[inline(always)]
@@ -358,21 +254,21 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn add(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: see `Avx512`.
-        unsafe { _mm512_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: see `Avx512`.
-        unsafe { _mm512_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
     fn mul(self, a: __m512, b: __m512) -> __m512 {
         // SAFETY: see `Avx512`.
         unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: see `Avx512`.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn mul_sub(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: see `Avx512`.
+        unsafe { _mm512_fnmadd_ps(a, b, c) }
     }
 
     #[inline(always)]
@@ -391,15 +287,5 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch(self, bytes: *const u8, len: usize) {
         prefetch(bytes, len);
-    }
-}
-
-impl Avx512 {
-    #[inline(always)]
-    fn times<const N: usize>(self, mut values: [__m512; N], factor: __m512) -> [__m512; N] {
-        for value in &mut values {
-            *value = self.mul(*value, factor);
-        }
-        values
     }
 }

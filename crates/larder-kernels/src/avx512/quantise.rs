@@ -16,10 +16,7 @@ pub fn block(x: &[f32; BLOCK]) -> Block {
     let inverse = _mm512_set1_ps(inverse);
     // Rounds to nearest, ties to even: the processor's default mode.
     let [first, second] = x.map(|x| _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x, inverse))));
-    let sums = [half_sum(first), half_sum(second)];
-    let sum = sums[0] + sums[1];
-    let mut block = Block { d, d_sum: d * sum as f32, sum8: 8 * sum, ..Block::default() };
-    block.halves = sums.map(|sum| sum as i16);
+    let mut block = Block::with_sums([0; BLOCK], d, [half_sum(first), half_sum(second)]);
     // SAFETY: 32 bytes.
     unsafe { _mm256_storeu_si256(block.q.as_mut_ptr().cast(), _mm256_set_m128i(second, first)) };
     block

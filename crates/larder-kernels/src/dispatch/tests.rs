@@ -158,7 +158,7 @@ proptest! {
             let mut out = vec![Block::default(); blocks];
             set.quantise(&x, &mut out);
             let scale = |d: f32| if d.is_nan() { "nan".to_owned() } else { d.to_bits().to_string() };
-            out.iter().map(|b| (b.q, scale(b.d), scale(b.d_sum), b.sum8, b.halves)).collect::<Vec<_>>()
+            out.iter().map(|b| (b.q, scale(b.d), b.sum, b.halves, b.raised, b.raised_halves)).collect::<Vec<_>>()
         };
         let want = quantised(&portable::set().unwrap());
         for set in all() {

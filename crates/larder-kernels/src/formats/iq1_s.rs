@@ -5,12 +5,10 @@
 use larder_core::{NumberFormat, code_books};
 
 use super::grid::{numbers, octets, odd};
-use super::{BlockFormat, half, integer_dot, sized};
-use crate::block::Block;
+use super::{BlockFormat, WeightGroup, half, sized};
 use crate::simd::Simd;
 use crate::simd::blocks::{Blocks, high, low};
-use crate::simd::integers::SignedScaled;
-use crate::simd::tile::Tile;
+use crate::simd::groups::{Groups, Signed};
 
 /// The code book of `iq1_s` and `iq1_m`.
 pub static GRID: [u32; 2048] = octets(&code_books::IQ1);
@@ -23,50 +21,29 @@ pub struct Iq1S;
 impl BlockFormat for Iq1S {
     const KIND: NumberFormat = NumberFormat::Iq1S;
 
-    fn widen(block: &[u8], out: &mut [f32]) {
-        let block: &[u8; 50] = sized(block);
-        let d = half(block, 0) * 0.125;
-        for (g, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let d = d * scale(block, g) as f32;
-            for (o, q) in out.iter_mut().zip(quants(block, g)) {
-                *o = d * q as f32;
-            }
-        }
-    }
-
-    fn add(block: &[u8], x: &[Block], mut sum: f32) -> f32 {
-        let block: &[u8; 50] = sized(block);
-        let d = half(block, 0) * 0.125;
-        for (g, x) in x.iter().enumerate() {
-            // 15 · 32 · 9 · 127 is below 2^24.
-            let dot = scale(block, g) * integer_dot(&quants(block, g), &x.q);
-            sum += dot as f32 * (d * x.d);
-        }
-        sum
+    fn group(block: &[u8], g: usize) -> WeightGroup {
+        WeightGroup::of(quants(block, g), half(block, 0) * 0.125 * scale(block, g) as f32)
     }
 
     #[inline(always)]
-    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
-        block: Blocks<S, INTERLEAVED>,
-        tile: &mut Tile<S, N, G>,
-    ) {
+    fn rows<S: Simd, const INTERLEAVED: bool>(block: Blocks<S, INTERLEAVED>, to: &mut impl Groups<S>) {
         let d = block.simd.mul(block.half(0), block.simd.splat(0.125));
-        add_each_group!(add_group(block, &d, tile));
+        add_each_group!(add_group(block, &d, to));
     }
 }
 
 /// Of group `g`, twelve bits of its choices, its scale and its sign.
-fn packed(block: &[u8; 50], g: usize) -> u32 {
+fn packed(block: &[u8], g: usize) -> u32 {
     u16::from_le_bytes(*sized(&block[34 + 2 * g..][..2])).into()
 }
 
 /// The scale of group `g`, an odd number from 1 to 15.
-fn scale(block: &[u8; 50], g: usize) -> i32 {
+fn scale(block: &[u8], g: usize) -> i32 {
     2 * (packed(block, g) >> 12 & 7) as i32 + 1
 }
 
 /// The integers of group `g`, −9 to 9.
-fn quants(block: &[u8; 50], g: usize) -> [i8; 32] {
+fn quants(block: &[u8], g: usize) -> [i8; 32] {
     let (low, packed) = (&block[2 + 4 * g..][..4], packed(block, g) as usize);
     let chosen = std::array::from_fn::<_, 4, _>(|l| {
         moved_levels(GRID[low[l] as usize | (packed >> (3 * l) & 7) << 8], packed >> 15)
@@ -95,11 +72,11 @@ pub fn everywhere<S: Simd>(simd: S, byte: S::Bytes) -> S::Bytes {
 }
 
 #[inline(always)]
-fn add_group<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+fn add_group<S: Simd, const INTERLEAVED: bool>(
     block: Blocks<S, INTERLEAVED>,
     d: &S::Floats,
     g: usize,
-    tile: &mut Tile<S, N, G>,
+    to: &mut impl Groups<S>,
 ) {
     let (simd, chosen, packed, right) = (block.simd, block.run(g), block.run(8 + g / 2), 16 * (g as i32 % 2));
     let down = everywhere(simd, simd.bits(packed, -13 - right, 4));
@@ -110,5 +87,5 @@ fn add_group<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
         *w = moved(simd, entry, down);
     }
     let scale = odd(simd, simd.bits(packed, -11 - right, 0x0e));
-    tile.add(g, &SignedScaled(w, simd.small_scale(scale, 0)), *d);
+    to.add(g, &Signed(w), [simd.mul(*d, simd.byte(scale, 0))], []);
 }

@@ -4,12 +4,10 @@
 use larder_core::{IQ3_S_LEVELS, NumberFormat, code_books};
 
 use super::grid::{negated_runs, odd, quads, with_signs};
-use super::{BlockFormat, half, integer_dot, sized};
-use crate::block::Block;
+use super::{BlockFormat, WeightGroup, half, sized};
 use crate::simd::Simd;
 use crate::simd::blocks::Blocks;
-use crate::simd::integers::SignedScaled;
-use crate::simd::tile::Tile;
+use crate::simd::groups::{Groups, Signed};
 
 /// The code book.
 static GRID: [u32; 512] = quads(&code_books::IQ3_S, IQ3_S_LEVELS);
@@ -19,45 +17,24 @@ pub struct Iq3S;
 impl BlockFormat for Iq3S {
     const KIND: NumberFormat = NumberFormat::Iq3S;
 
-    fn widen(block: &[u8], out: &mut [f32]) {
-        let block: &[u8; 110] = sized(block);
-        let d = half(block, 0);
-        for (g, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let d = d * scale(block, g) as f32;
-            for (o, q) in out.iter_mut().zip(quants(block, g)) {
-                *o = d * q as f32;
-            }
-        }
-    }
-
-    fn add(block: &[u8], x: &[Block], mut sum: f32) -> f32 {
-        let block: &[u8; 110] = sized(block);
-        let d = half(block, 0);
-        for (g, x) in x.iter().enumerate() {
-            // 31 · 32 · 15 · 127 is below 2^24.
-            let dot = scale(block, g) * integer_dot(&quants(block, g), &x.q);
-            sum += dot as f32 * (d * x.d);
-        }
-        sum
+    fn group(block: &[u8], g: usize) -> WeightGroup {
+        WeightGroup::of(quants(block, g), half(block, 0) * scale(block, g) as f32)
     }
 
     #[inline(always)]
-    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
-        block: Blocks<S, INTERLEAVED>,
-        tile: &mut Tile<S, N, G>,
-    ) {
+    fn rows<S: Simd, const INTERLEAVED: bool>(block: Blocks<S, INTERLEAVED>, to: &mut impl Groups<S>) {
         let head = Head::of(block);
-        add_each_group!(add_group(block, &head, tile));
+        add_each_group!(add_group(block, &head, to));
     }
 }
 
 /// The scale of group `g`, an odd number from 1 to 31.
-fn scale(block: &[u8; 110], g: usize) -> i32 {
+fn scale(block: &[u8], g: usize) -> i32 {
     2 * i32::from(block[106 + g / 2] >> (4 * (g % 2)) & 15) + 1
 }
 
 /// The integers of group `g`, −15 to 15.
-fn quants(block: &[u8; 110], g: usize) -> [i8; 32] {
+fn quants(block: &[u8], g: usize) -> [i8; 32] {
     let (low, ninth) = (&block[2 + 8 * g..][..8], block[66 + g]);
     let entry = |k: usize| GRID[low[k] as usize | (ninth as usize >> k & 1) << 8];
     let values = std::array::from_fn(|i| entry(i / 4).to_le_bytes()[i % 4] as i8);
@@ -81,11 +58,11 @@ impl<S: Simd> Head<S> {
 }
 
 #[inline(always)]
-fn add_group<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+fn add_group<S: Simd, const INTERLEAVED: bool>(
     block: Blocks<S, INTERLEAVED>,
     head: &Head<S>,
     g: usize,
-    tile: &mut Tile<S, N, G>,
+    to: &mut impl Groups<S>,
 ) {
     let (simd, ninths, signs) = (block.simd, block.run(16 + g / 4), block.run(18 + g));
     let mut w = [simd.signed(signs); 8];
@@ -94,5 +71,6 @@ fn add_group<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
         let ninth = simd.bits(ninths, 8 - k as i32 - 8 * (g as i32 % 4), 0x100);
         *w = simd.signed(simd.entries(&GRID, simd.or(low, ninth)));
     }
-    tile.add(g, &SignedScaled(negated_runs(simd, w, signs), simd.small_scale(head.scales[g % 2], g / 2)), head.d);
+    let scale = simd.mul(head.d, simd.byte(head.scales[g % 2], g / 2));
+    to.add(g, &Signed(negated_runs(simd, w, signs)), [scale], []);
 }

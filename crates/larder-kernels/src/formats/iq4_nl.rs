@@ -2,41 +2,24 @@
 
 use larder_core::{IQ4_NL_LEVELS, NumberFormat};
 
-use super::{BlockFormat, half, integer_dot, nibbles, sized};
-use crate::block::Block;
+use super::{BlockFormat, WeightGroup, half, nibbles};
 use crate::simd::Simd;
 use crate::simd::blocks::{Blocks, joined, row_nibbles};
-use crate::simd::integers::Signed;
-use crate::simd::tile::Tile;
+use crate::simd::groups::{Groups, Signed};
 
 pub struct Iq4Nl;
 
 impl BlockFormat for Iq4Nl {
     const KIND: NumberFormat = NumberFormat::Iq4Nl;
 
-    fn widen(block: &[u8], out: &mut [f32]) {
-        let d = half(block, 0);
-        for (o, q) in out.iter_mut().zip(quants(sized(block))) {
-            *o = d * q as f32;
-        }
-    }
-
-    fn add(block: &[u8], x: &[Block], sum: f32) -> f32 {
-        sum + integer_dot(&quants(sized(block)), &x[0].q) as f32 * (half(block, 0) * x[0].d)
+    fn group(block: &[u8], _: usize) -> WeightGroup {
+        WeightGroup::of(nibbles(&block[2..]).map(|q| IQ4_NL_LEVELS[q as usize]), half(block, 0))
     }
 
     #[inline(always)]
-    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
-        block: Blocks<S, INTERLEAVED>,
-        tile: &mut Tile<S, N, G>,
-    ) {
-        tile.add(0, &Signed(levels(block.simd, block.runs(0))), block.half(0));
+    fn rows<S: Simd, const INTERLEAVED: bool>(block: Blocks<S, INTERLEAVED>, to: &mut impl Groups<S>) {
+        to.add(0, &Signed(levels(block.simd, block.runs(0))), [block.half(0)], []);
     }
-}
-
-/// The integers of a block, −127 to 113.
-fn quants(block: &[u8; 18]) -> [i8; 32] {
-    nibbles(&block[2..]).map(|q| IQ4_NL_LEVELS[q as usize])
 }
 
 /// The integers of 16 bytes of each row.

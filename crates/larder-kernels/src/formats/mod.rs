@@ -1,17 +1,17 @@
-//! Number formats: dequantised (widened) to f32, and the product of a block with activations in portable Rust.
+//! Number formats: what the bytes of a block stand for.
 //!
-//! A block format is one file of this folder and one row of [`TABLE`]. Everything here is a definition: `widen` is what
-//! the exact product is measured against, and the products in SIMD ([`BlockFormat::add_rows`]) give the bits of
-//! [`BlockFormat::add`].
+//! A block format is one file of this folder and one row of [`TABLE`]. All formats are groups of 32 integers with one
+//! or two scales, and some with minima: [`BlockFormat::group`] says so in portable Rust, and [`BlockFormat::rows`]
+//! finds the same in the blocks of several rows at a time.
 
 /// Calls a format's function for each of the eight groups of 32 values of a block of 256. The number of the group is a
 /// constant in each call, as the shifts of instruction sets need it.
 macro_rules! add_each_group {
-    ($add:ident($block:expr, $head:expr, $tile:expr)) => {
-        add_each_group!($add, $block, $head, $tile, 0 1 2 3 4 5 6 7)
+    ($add:ident($block:expr, $head:expr, $to:expr)) => {
+        add_each_group!($add, $block, $head, $to, 0 1 2 3 4 5 6 7)
     };
-    ($add:ident, $block:expr, $head:expr, $tile:expr, $($group:literal)*) => {
-        $($add($block, $head, $group, $tile);)*
+    ($add:ident, $block:expr, $head:expr, $to:expr, $($group:literal)*) => {
+        $($add($block, $head, $group, $to);)*
     };
 }
 
@@ -47,29 +47,73 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use larder_core::NumberFormat;
 
-use crate::block::Block;
+use crate::block::{BLOCK, Block};
 use crate::simd::Simd;
 use crate::simd::blocks::Blocks;
-use crate::simd::tile::Tile;
+use crate::simd::groups::Groups;
 
-/// A block format in portable Rust.
+/// 32 weights: the integers `q`, times the scale of their half, minus its minimum.
+pub struct WeightGroup {
+    q: [i8; BLOCK],
+    scales: [f32; 2],
+    minima: [f32; 2],
+    /// Whether the halves have scales, and minima, of their own.
+    in_halves: bool,
+}
+
+impl WeightGroup {
+    /// With one scale.
+    fn of(q: [i8; BLOCK], scale: f32) -> Self {
+        WeightGroup { q, scales: [scale; 2], minima: [0.0; 2], in_halves: false }
+    }
+
+    /// With a scale for each half.
+    fn in_halves(q: [i8; BLOCK], scales: [f32; 2]) -> Self {
+        WeightGroup { q, scales, minima: [0.0; 2], in_halves: true }
+    }
+
+    /// With a minimum.
+    fn above(self, minimum: f32) -> Self {
+        WeightGroup { minima: [minimum; 2], ..self }
+    }
+
+    /// With a minimum for each half.
+    fn above_each(self, minima: [f32; 2]) -> Self {
+        WeightGroup { minima, ..self }
+    }
+
+    /// The values as f32.
+    fn widen(&self, out: &mut [f32]) {
+        for (i, (o, q)) in out.iter_mut().zip(self.q).enumerate() {
+            *o = self.scales[i / 16] * f32::from(q) - self.minima[i / 16];
+        }
+    }
+
+    /// Adds the product with a block of activations to a row's sum, as [`portable`](crate::portable) says.
+    pub fn add(&self, x: &Block, sum: f32) -> f32 {
+        let ([first, last], [below, below_last]) = (self.scales, self.minima);
+        let dots = [0..16, 16..32].map(|half| integer_dot(&self.q[half.clone()], &x.q[half]));
+        let term = if self.in_halves {
+            let term = last.mul_add(dots[1] as f32, first * dots[0] as f32);
+            (-below_last).mul_add(x.halves[1], (-below).mul_add(x.halves[0], term))
+        } else {
+            (-below).mul_add(x.sum, first * (dots[0] + dots[1]) as f32)
+        };
+        term.mul_add(x.d, sum)
+    }
+}
+
+/// A block format.
 pub trait BlockFormat {
     /// The format.
     const KIND: NumberFormat;
 
-    /// Widens one block. The lengths are those of the format.
-    fn widen(block: &[u8], out: &mut [f32]);
+    /// WeightGroup `g` of a block, whose length is that of the format.
+    fn group(block: &[u8], g: usize) -> WeightGroup;
 
-    /// Adds the product of a block with its blocks of activations to a row's sum, as the table in
-    /// [`portable`](crate::portable) says. The lengths are those of the format.
-    fn add(block: &[u8], x: &[Block], sum: f32) -> f32;
-
-    /// As [`add`](BlockFormat::add), for the same block of several rows, and with several tokens: to the bit what `add`
-    /// computes for each row and token. Must be `#[inline(always)]`, and so must what it calls.
-    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
-        block: Blocks<S, INTERLEAVED>,
-        tile: &mut Tile<S, N, G>,
-    );
+    /// The groups of the same block of several rows, first to last, to the bit what [`group`](BlockFormat::group) says
+    /// of each. Must be `#[inline(always)]`, and so must what it calls.
+    fn rows<S: Simd, const INTERLEAVED: bool>(block: Blocks<S, INTERLEAVED>, to: &mut impl Groups<S>);
 }
 
 /// One row for each block format.
@@ -121,18 +165,18 @@ pub trait FormatTask {
     fn run<F: BlockFormat>(self);
 }
 
-/// The functions of a [`BlockFormat`].
+/// The portable functions of a [`BlockFormat`].
 pub struct Definition {
     kind: NumberFormat,
+    /// [`BlockFormat::group`].
+    pub group: fn(&[u8], usize) -> WeightGroup,
     /// Widens whole blocks.
     widen: fn(&[u8], &mut [f32]),
-    /// [`BlockFormat::add`].
-    pub add: fn(&[u8], &[Block], f32) -> f32,
 }
 
 impl Definition {
     const fn of<F: BlockFormat>() -> Self {
-        Definition { kind: F::KIND, widen: widen_blocks::<F>, add: F::add }
+        Definition { kind: F::KIND, group: F::group, widen: widen_blocks::<F> }
     }
 }
 
@@ -146,7 +190,9 @@ pub fn definition(kind: NumberFormat) -> &'static Definition {
 
 fn widen_blocks<F: BlockFormat>(bytes: &[u8], out: &mut [f32]) {
     let (bytes, values) = (bytes.chunks_exact(F::KIND.block_bytes()), F::KIND.block_len());
-    bytes.zip(out.chunks_exact_mut(values)).for_each(|(block, out)| F::widen(block, out));
+    for (block, out) in bytes.zip(out.chunks_exact_mut(values)) {
+        out.chunks_exact_mut(BLOCK).enumerate().for_each(|(g, out)| F::group(block, g).widen(out));
+    }
 }
 
 /// Widens stored values to f32; block formats are dequantised.
@@ -222,10 +268,10 @@ fn nibbles(bytes: &[u8]) -> [u8; 32] {
     std::array::from_fn(|i| bytes[i % 16] >> (i / 16 * 4) & 15)
 }
 
-/// The integers of 64 bytes, 0 to 3. Each half of 128 values has 32 bytes, with a group of 32 per bit pair.
+/// The integers of group `g` of 64 bytes, 0 to 3. Each half of 128 values has 32 bytes, with a group per bit pair.
 #[inline]
-fn bit_pairs(bytes: &[u8]) -> [i8; 256] {
-    std::array::from_fn(|i| (bytes[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3) as i8)
+fn bit_pairs(bytes: &[u8], g: usize) -> [i8; BLOCK] {
+    std::array::from_fn(|i| (bytes[g / 4 * 32 + i] >> (2 * (g % 4)) & 3) as i8)
 }
 
 #[inline]
@@ -233,10 +279,30 @@ fn integer_dot(a: &[i8], b: &[i8]) -> i32 {
     a.iter().zip(b).map(|(a, b)| *a as i32 * *b as i32).sum()
 }
 
-/// The dot products of the first and the last 16 values, each times its scale.
-#[inline]
-fn half_dots(q: &[i8; 32], x: &[i8; 32], [first, second]: [i32; 2]) -> i32 {
-    first * integer_dot(&q[..16], &x[..16]) + second * integer_dot(&q[16..], &x[16..])
+/// As [`bit_pairs`], of the runs of several rows from number `first` on.
+#[inline(always)]
+fn pairs_of_rows<S: Simd, const INTERLEAVED: bool>(
+    block: Blocks<S, INTERLEAVED>,
+    first: usize,
+    g: usize,
+) -> [S::Bytes; 8] {
+    let mut w = block.eight_runs(first + 8 * (g / 4));
+    for w in &mut w {
+        *w = block.simd.bits(*w, -2 * (g as i32 % 4), 0x0303_0303);
+    }
+    w
+}
+
+/// `d` times the bytes at the indices `at` and `at + 1` of each lane.
+#[inline(always)]
+fn two_bytes<S: Simd>(simd: S, d: S::Floats, bytes: S::Bytes, at: usize) -> [S::Floats; 2] {
+    [simd.mul(d, simd.byte(bytes, at)), simd.mul(d, simd.byte(bytes, at + 1))]
+}
+
+/// As [`two_bytes`], of signed bytes.
+#[inline(always)]
+fn two_signed<S: Simd>(simd: S, d: S::Floats, bytes: S::Bytes, at: usize) -> [S::Floats; 2] {
+    [simd.mul(d, simd.signed_byte(bytes, at)), simd.mul(d, simd.signed_byte(bytes, at + 1))]
 }
 
 #[cfg(test)]

@@ -3,46 +3,29 @@
 
 use larder_core::{MXFP4_LEVELS, NumberFormat, mxfp4_scale};
 
-use super::{BlockFormat, integer_dot, nibbles, sized};
-use crate::block::Block;
+use super::{BlockFormat, WeightGroup, nibbles};
 use crate::simd::Simd;
 use crate::simd::blocks::{Blocks, row_nibbles};
-use crate::simd::integers::Unsigned;
-use crate::simd::tile::Tile;
+use crate::simd::groups::{Groups, Unsigned};
 
 pub struct Mxfp4;
 
 impl BlockFormat for Mxfp4 {
     const KIND: NumberFormat = NumberFormat::Mxfp4;
 
-    fn widen(block: &[u8], out: &mut [f32]) {
-        let d = mxfp4_scale(block[0]);
-        for (o, q) in out.iter_mut().zip(quants(sized(block))) {
-            *o = d * q as f32;
-        }
-    }
-
-    fn add(block: &[u8], x: &[Block], sum: f32) -> f32 {
-        sum + integer_dot(&quants(sized(block)), &x[0].q) as f32 * (mxfp4_scale(block[0]) * x[0].d)
+    fn group(block: &[u8], _: usize) -> WeightGroup {
+        WeightGroup::of(nibbles(&block[1..]).map(|q| MXFP4_LEVELS[q as usize]), mxfp4_scale(block[0]))
     }
 
     #[inline(always)]
-    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
-        block: Blocks<S, INTERLEAVED>,
-        tile: &mut Tile<S, N, G>,
-    ) {
+    fn rows<S: Simd, const INTERLEAVED: bool>(block: Blocks<S, INTERLEAVED>, to: &mut impl Groups<S>) {
         let simd = block.simd;
         let mut w = row_nibbles(simd, block.runs(0));
         for w in &mut w {
             *w = simd.look_up(&RAISED_LEVELS, *w);
         }
-        tile.add(0, &Unsigned::<S, 24, 12>(w), simd.powers(block.raw_scale(0)));
+        to.add(0, &Unsigned::<S, 24, 12>(w), [simd.powers(block.raw_scale(0))], []);
     }
-}
-
-/// The integers of a block, −12 to 12.
-fn quants(block: &[u8; 17]) -> [i8; 32] {
-    nibbles(&block[1..]).map(|q| MXFP4_LEVELS[q as usize])
 }
 
 /// [`MXFP4_LEVELS`], each 12 larger, so that none is negative.

@@ -5,51 +5,27 @@
 use larder_core::{MXFP4_LEVELS, NumberFormat, nvfp4_scale};
 
 use super::mxfp4::RAISED_LEVELS;
-use super::{BlockFormat, integer_dot, sized};
-use crate::block::Block;
+use super::{BlockFormat, WeightGroup};
 use crate::simd::Simd;
 use crate::simd::blocks::{Blocks, high, low};
-use crate::simd::tile::Tile;
+use crate::simd::groups::{Groups, Unsigned};
 
 pub struct Nvfp4;
 
 impl BlockFormat for Nvfp4 {
     const KIND: NumberFormat = NumberFormat::Nvfp4;
 
-    fn widen(block: &[u8], out: &mut [f32]) {
-        let block: &[u8; 36] = sized(block);
-        for (g, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            *out = quants(block, g).map(|q| nvfp4_scale(block[g]) * f32::from(q));
-        }
-    }
-
-    fn add(block: &[u8], x: &[Block], mut sum: f32) -> f32 {
-        let block: &[u8; 36] = sized(block);
-        for (i, x) in x.iter().enumerate() {
-            let halves = x.q.as_chunks::<16>().0;
-            let [first, second] = [0, 1].map(|half| {
-                let g = 2 * i + half;
-                // 16 · 12 · 127 has fifteen digits of base 2, and the scale has four.
-                nvfp4_scale(block[g]) * integer_dot(&quants(block, g), &halves[half]) as f32
-            });
-            sum += (first + second) * x.d;
-        }
-        sum
+    fn group(block: &[u8], g: usize) -> WeightGroup {
+        let nibble = |i: usize| block[4 + 16 * g + i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15;
+        let q = std::array::from_fn(|i| MXFP4_LEVELS[usize::from(nibble(i))]);
+        WeightGroup::in_halves(q, [2 * g, 2 * g + 1].map(|at| nvfp4_scale(block[at])))
     }
 
     #[inline(always)]
-    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
-        block: Blocks<S, INTERLEAVED>,
-        tile: &mut Tile<S, N, G>,
-    ) {
+    fn rows<S: Simd, const INTERLEAVED: bool>(block: Blocks<S, INTERLEAVED>, to: &mut impl Groups<S>) {
         let scales = without_nan(block.simd, block.run(0));
-        add_each_group!(add_pair, block, &scales, tile, 0 1);
+        add_each_group!(add_pair, block, &scales, to, 0 1);
     }
-}
-
-/// The integers of group `g` of a block, −12 to 12.
-fn quants(block: &[u8; 36], g: usize) -> [i8; 16] {
-    std::array::from_fn(|i| MXFP4_LEVELS[usize::from(block[4 + 8 * g + i % 8] >> (i / 8 * 4) & 15)])
 }
 
 /// The bytes without the sign, with 0 for 0x7f.
@@ -73,11 +49,11 @@ fn scale<S: Simd>(simd: S, bytes: S::Bytes, g: usize) -> S::Floats {
 
 /// Adds groups `2 · i` and `2 · i + 1`.
 #[inline(always)]
-fn add_pair<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+fn add_pair<S: Simd, const INTERLEAVED: bool>(
     block: Blocks<S, INTERLEAVED>,
     scales: &S::Bytes,
     i: usize,
-    tile: &mut Tile<S, N, G>,
+    to: &mut impl Groups<S>,
 ) {
     let (simd, [a, b, c, d]) = (block.simd, block.runs(1 + 4 * i));
     let mut w = [
@@ -93,5 +69,6 @@ fn add_pair<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
     for w in &mut w {
         *w = simd.look_up(&RAISED_LEVELS, *w);
     }
-    tile.add_halves::<24, 12>(i, &w, [scale(simd, *scales, 2 * i), scale(simd, *scales, 2 * i + 1)]);
+    let scales = [scale(simd, *scales, 2 * i), scale(simd, *scales, 2 * i + 1)];
+    to.add(i, &Unsigned::<S, 24, 12>(w), scales, []);
 }

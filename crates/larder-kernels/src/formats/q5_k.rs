@@ -2,59 +2,41 @@
 
 use larder_core::NumberFormat;
 
-use super::q4_k::{Minima, add_with_minima, group_nibbles, grouped_nibbles, widen_with_minima};
-use super::{BlockFormat, sized};
-use crate::block::Block;
+use super::q4_k::{Minima, group_nibbles, grouped_nibbles, with_minimum};
+use super::{BlockFormat, WeightGroup};
 use crate::simd::Simd;
 use crate::simd::blocks::Blocks;
-use crate::simd::integers::Scaled;
-use crate::simd::tile::Tile;
+use crate::simd::groups::{Groups, Unsigned};
 
 pub struct Q5K;
 
 impl BlockFormat for Q5K {
     const KIND: NumberFormat = NumberFormat::Q5K;
 
-    fn widen(block: &[u8], out: &mut [f32]) {
-        widen_with_minima(block, &quants(sized(block)), out);
-    }
-
-    fn add(block: &[u8], x: &[Block], sum: f32) -> f32 {
-        add_with_minima(block, &quants(sized(block)), x, sum)
+    /// Bit `g` of 32 bytes is the fifth bit of group `g`.
+    fn group(block: &[u8], g: usize) -> WeightGroup {
+        let nibbles = grouped_nibbles(&block[48..], g);
+        with_minimum(block, std::array::from_fn(|i| nibbles[i] | ((block[16 + i] >> g & 1) << 4) as i8), g)
     }
 
     #[inline(always)]
-    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
-        block: Blocks<S, INTERLEAVED>,
-        tile: &mut Tile<S, N, G>,
-    ) {
+    fn rows<S: Simd, const INTERLEAVED: bool>(block: Blocks<S, INTERLEAVED>, to: &mut impl Groups<S>) {
         let head = Minima::of(block);
-        add_each_group!(add_group(block, &head, tile));
+        add_each_group!(add_group(block, &head, to));
     }
-}
-
-/// The integers of a block, 0 to 31: bit `g` of 32 bytes is the fifth bit of group `g`.
-fn quants(block: &[u8; 176]) -> [i8; 256] {
-    let mut quants = grouped_nibbles(&block[48..]);
-    for (g, quants) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        for (q, fifth) in quants.iter_mut().zip(&block[16..48]) {
-            *q |= ((fifth >> g & 1) << 4) as i8;
-        }
-    }
-    quants
 }
 
 #[inline(always)]
-fn add_group<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+fn add_group<S: Simd, const INTERLEAVED: bool>(
     block: Blocks<S, INTERLEAVED>,
     head: &Minima<S>,
     g: usize,
-    tile: &mut Tile<S, N, G>,
+    to: &mut impl Groups<S>,
 ) {
     let (simd, (scale, min)) = (block.simd, head.group(block.simd, g));
     let (mut w, fifths) = (group_nibbles(block, 11 + 8 * (g / 2), g), block.eight_runs(3));
     for k in 0..8 {
         w[k] = simd.or(w[k], simd.bits(fifths[k], 4 - g as i32, 0x1010_1010));
     }
-    tile.add_above(g, &Scaled::<S, 31>(w, scale), head.d, min);
+    to.add(g, &Unsigned::<S, 31, 0>(w), [scale], [min]);
 }

@@ -3,42 +3,27 @@
 use half::f16;
 use larder_core::NumberFormat;
 
-use super::{BlockFormat, half, integer_dot, sized};
-use crate::block::Block;
+use super::{BlockFormat, WeightGroup, half};
 use crate::simd::Simd;
 use crate::simd::blocks::Blocks;
-use crate::simd::integers::Signed;
-use crate::simd::tile::Tile;
+use crate::simd::groups::{Groups, Signed};
 
 pub struct Q8_0;
 
 impl BlockFormat for Q8_0 {
     const KIND: NumberFormat = NumberFormat::Q8_0;
 
-    fn widen(block: &[u8], out: &mut [f32]) {
-        let block: &[u8; 34] = sized(block);
-        let d = half(block, 0);
-        for (o, q) in out.iter_mut().zip(&block[2..]) {
-            *o = d * (*q as i8) as f32;
-        }
-    }
-
-    fn add(block: &[u8], x: &[Block], sum: f32) -> f32 {
-        let block: &[u8; 34] = sized(block);
-        let q: [i8; 32] = std::array::from_fn(|i| block[2 + i] as i8);
-        sum + integer_dot(&q, &x[0].q) as f32 * (half(block, 0) * x[0].d)
+    fn group(block: &[u8], _: usize) -> WeightGroup {
+        WeightGroup::of(std::array::from_fn(|i| block[2 + i] as i8), half(block, 0))
     }
 
     #[inline(always)]
-    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
-        block: Blocks<S, INTERLEAVED>,
-        tile: &mut Tile<S, N, G>,
-    ) {
+    fn rows<S: Simd, const INTERLEAVED: bool>(block: Blocks<S, INTERLEAVED>, to: &mut impl Groups<S>) {
         let [a, b, c, d, e, f, g, h] = block.eight_runs(0);
         let s = block.simd;
         let w =
             [s.signed(a), s.signed(b), s.signed(c), s.signed(d), s.signed(e), s.signed(f), s.signed(g), s.signed(h)];
-        tile.add(0, &Signed(w), block.half(0));
+        to.add(0, &Signed(w), [block.half(0)], []);
     }
 }
 
@@ -69,6 +54,6 @@ pub fn quantise_row(values: &[f32], bytes: &mut [u8]) {
 /// Widens the first `out.len()` values of a row in `q8_0`.
 pub fn widen_q8_0(row: &[u8], out: &mut [f32]) {
     for (block, out) in row.as_chunks::<34>().0.iter().zip(out.chunks_mut(32)) {
-        Q8_0::widen(block, out);
+        Q8_0::group(block, 0).widen(out);
     }
 }

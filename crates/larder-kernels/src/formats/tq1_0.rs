@@ -3,50 +3,29 @@
 
 use larder_core::NumberFormat;
 
-use super::tq2_0::add_equal;
-use super::{BlockFormat, half, sized};
-use crate::block::Block;
+use super::{BlockFormat, WeightGroup, half};
 use crate::simd::Simd;
 use crate::simd::blocks::Blocks;
-use crate::simd::integers::Unsigned;
-use crate::simd::tile::Tile;
+use crate::simd::groups::{Groups, Unsigned};
 
 pub struct Tq1_0;
 
 impl BlockFormat for Tq1_0 {
     const KIND: NumberFormat = NumberFormat::Tq1_0;
 
-    fn widen(block: &[u8], out: &mut [f32]) {
-        let block: &[u8; 54] = sized(block);
-        let d = half(block, 52);
-        for (o, q) in out.iter_mut().zip(quants(block)) {
-            *o = d * f32::from(q);
-        }
-    }
-
-    fn add(block: &[u8], x: &[Block], sum: f32) -> f32 {
-        let block: &[u8; 54] = sized(block);
-        add_equal(half(block, 52), quants(block).as_chunks().0, x, sum)
+    fn group(block: &[u8], g: usize) -> WeightGroup {
+        let q = std::array::from_fn(|i| {
+            let (byte, n) = place(g, i / 4);
+            digit(block[byte + i % 4], n)
+        });
+        WeightGroup::of(q, half(block, 52))
     }
 
     #[inline(always)]
-    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
-        block: Blocks<S, INTERLEAVED>,
-        tile: &mut Tile<S, N, G>,
-    ) {
+    fn rows<S: Simd, const INTERLEAVED: bool>(block: Blocks<S, INTERLEAVED>, to: &mut impl Groups<S>) {
         let d = block.half(0);
-        add_each_group!(add_group(block, &d, tile));
+        add_each_group!(add_group(block, &d, to));
     }
-}
-
-/// The integers of a block, −1 to 1: a digit of each of 32 bytes, five times, of each of 16 bytes, five times, and of
-/// each of four bytes, four times.
-fn quants(block: &[u8; 54]) -> [i8; 256] {
-    std::array::from_fn(|i| match i {
-        0..160 => digit(block[i % 32], i / 32),
-        160..240 => digit(block[32 + i % 16], (i - 160) / 16),
-        _ => digit(block[48 + i % 4], (i - 240) / 4),
-    })
 }
 
 /// Digit `n` of a byte, minus 1.
@@ -55,7 +34,8 @@ fn digit(byte: u8, n: usize) -> i8 {
     ((u16::from(rest) * 3) >> 8) as i8 - 1
 }
 
-/// The first byte and the digit of run `k` of group `g`.
+/// The first byte and the digit of run `k` of group `g`: a digit of each of 32 bytes, five times, of each of 16 bytes,
+/// five times, and of each of four bytes, four times.
 const fn place(g: usize, k: usize) -> (usize, usize) {
     match 32 * g + 4 * k {
         i @ 0..160 => (i % 32, i / 32),
@@ -65,11 +45,11 @@ const fn place(g: usize, k: usize) -> (usize, usize) {
 }
 
 #[inline(always)]
-fn add_group<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+fn add_group<S: Simd, const INTERLEAVED: bool>(
     block: Blocks<S, INTERLEAVED>,
     d: &S::Floats,
     g: usize,
-    tile: &mut Tile<S, N, G>,
+    to: &mut impl Groups<S>,
 ) {
     let simd = block.simd;
     let mut w = [block.run(0); 8];
@@ -81,5 +61,5 @@ fn add_group<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
         }
         *w = simd.digits(*w);
     }
-    tile.add(g, &Unsigned::<S, 2, 1>(w), *d);
+    to.add(g, &Unsigned::<S, 2, 1>(w), [*d], []);
 }

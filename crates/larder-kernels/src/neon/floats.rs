@@ -54,7 +54,7 @@ unsafe fn tiles<const KIND: u8, const R: usize, const N: usize, const Q: usize>(
                 let tail = (body..).zip(&x[t][body..]);
                 let start = reduce(lanes.map(|lanes| lanes[t][r]));
                 // SAFETY: the row has as many values as the token.
-                out[t][first + r] = tail.fold(start, |sum, (c, x)| unsafe { sum + one::<KIND>(rows[r], c) * x });
+                out[t][first + r] = tail.fold(start, |sum, (c, x)| unsafe { one::<KIND>(rows[r], c).mul_add(*x, sum) });
             }
         }
     }
@@ -78,7 +78,7 @@ unsafe fn sum<const KIND: u8, const R: usize, const N: usize, const Q: usize>(
                 // SAFETY: as above.
                 let x = unsafe { vld1q_f32(x.as_ptr().add(c)) };
                 for (sum, w) in sums.iter_mut().zip(w) {
-                    *sum = vaddq_f32(*sum, vmulq_f32(w, x));
+                    *sum = vfmaq_f32(*sum, w, x);
                 }
             }
         }

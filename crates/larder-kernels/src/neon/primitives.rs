@@ -38,66 +38,12 @@ impl<D: Dot> Neon<D> {
         let fit = i16::MAX as usize / (127 * max as usize);
         self.0.add(start, w, first, len, fit, x)
     }
-
-    /// What the dot products with both halves begin with if the weights are `offset` too large.
-    #[inline(always)]
-    fn start<const N: usize>(self, offset: i16, x: TokenBlocks<N>) -> [int32x4_t; N] {
-        // SAFETY: see `Neon`.
-        unsafe {
-            let mut start = [vdupq_n_s32(0); N];
-            for t in 0..N {
-                start[t] = vdupq_n_s32(-(i32::from(offset) * (x.0[t].sum8 >> 3)));
-            }
-            start
-        }
-    }
-
-    /// The dot products with one half of a block, if the weights are `OFFSET` too large.
-    #[inline(always)]
-    fn dots_of_half<const MAX: u8, const OFFSET: i16, const N: usize>(
-        self,
-        half: usize,
-        w: &[uint8x16_t; 8],
-        x: TokenBlocks<N>,
-    ) -> [int32x4_t; N] {
-        // SAFETY: see `Neon`.
-        unsafe {
-            let mut start = [vdupq_n_s32(0); N];
-            for t in 0..N {
-                start[t] = vdupq_n_s32(-(i32::from(OFFSET) * i32::from(x.0[t].halves[half])));
-            }
-            self.add_dots(start, w, (4 * half, 4), MAX, x)
-        }
-    }
-
-    #[inline(always)]
-    fn floats<const N: usize>(self, integers: [int32x4_t; N]) -> [float32x4_t; N] {
-        // SAFETY: see `Neon`.
-        unsafe {
-            let mut floats = [vdupq_n_f32(0.0); N];
-            for t in 0..N {
-                floats[t] = vcvtq_f32_s32(integers[t]);
-            }
-            floats
-        }
-    }
-
-    #[inline(always)]
-    fn times<const N: usize>(self, mut integers: [int32x4_t; N], scale: int32x4_t) -> [int32x4_t; N] {
-        for integers in &mut integers {
-            // SAFETY: see `Neon`.
-            *integers = unsafe { vmulq_s32(*integers, scale) };
-        }
-        integers
-    }
 }
 
 impl<D: Dot> Simd for Neon<D> {
     const LANES: usize = LANES;
     const TOKENS: usize = 4;
     type Floats = float32x4_t;
-    type Scale = int32x4_t;
-    type HalfScales = [int32x4_t; 2];
 
     fn run<T: Task<Self>>(self, task: T) {
         task.run(self);
@@ -177,23 +123,18 @@ impl<D: Dot> Simd for Neon<D> {
     }
 
     #[inline(always)]
-    fn scale(self, bytes: uint8x16_t, at: usize) -> int32x4_t {
-        // SAFETY: see `Neon`.
-        unsafe {
-            let top = vshlq_s32(vreinterpretq_s32_u8(bytes), vdupq_n_s32(24 - 8 * at as i32));
-            vshrq_n_s32::<24>(top)
-        }
-    }
-
-    #[inline(always)]
-    fn half_scales(self, bytes: uint8x16_t, at: usize) -> [int32x4_t; 2] {
-        [self.scale(bytes, at), self.scale(bytes, at + 1)]
-    }
-
-    #[inline(always)]
     fn byte(self, bytes: uint8x16_t, at: usize) -> float32x4_t {
         // SAFETY: see `Neon`.
         unsafe { vcvtq_f32_u32(vreinterpretq_u32_u8(self.bits(bytes, -8 * at as i32, 0xff))) }
+    }
+
+    #[inline(always)]
+    fn signed_byte(self, bytes: uint8x16_t, at: usize) -> float32x4_t {
+        // SAFETY: see `Neon`.
+        unsafe {
+            let top = vshlq_s32(vreinterpretq_s32_u8(bytes), vdupq_n_s32(24 - 8 * at as i32));
+            vcvtq_f32_s32(vshrq_n_s32::<24>(top))
+        }
     }
 
     #[inline(always)]
@@ -215,92 +156,37 @@ impl<D: Dot> Simd for Neon<D> {
     }
 
     #[inline(always)]
-    fn dots<const MAX: u8, const OFFSET: i16, const N: usize>(
+    fn dots<const MAX: u8, const OFFSET: i16, const PARTS: usize, const N: usize>(
         self,
         w: &[uint8x16_t; 8],
         x: TokenBlocks<N>,
-    ) -> [float32x4_t; N] {
-        self.floats(self.add_dots(self.start(OFFSET, x), w, (0, 8), MAX, x))
-    }
-
-    #[inline(always)]
-    fn signed_dots<const N: usize>(self, w: &[uint8x16_t; 8], x: TokenBlocks<N>) -> [float32x4_t; N] {
-        self.dots::<128, 0, N>(w, x)
-    }
-
-    #[inline(always)]
-    fn scaled_dots<const MAX: u8, const N: usize>(
-        self,
-        w: &[uint8x16_t; 8],
-        scale: int32x4_t,
-        x: TokenBlocks<N>,
-    ) -> [float32x4_t; N] {
-        let dots = self.add_dots(self.start(0, x), w, (0, 8), MAX, x);
-        self.floats(self.times(dots, scale))
-    }
-
-    #[inline(always)]
-    fn signed_scaled_dots<const N: usize>(
-        self,
-        w: &[uint8x16_t; 8],
-        scale: int32x4_t,
-        x: TokenBlocks<N>,
-    ) -> [float32x4_t; N] {
-        self.scaled_dots::<128, N>(w, scale, x)
-    }
-
-    #[inline(always)]
-    fn half_scaled_dots<const MAX: u8, const OFFSET: i16, const N: usize>(
-        self,
-        w: &[uint8x16_t; 8],
-        scales: [int32x4_t; 2],
-        x: TokenBlocks<N>,
-    ) -> [float32x4_t; N] {
+    ) -> [[float32x4_t; N]; PARTS] {
         // SAFETY: see `Neon`.
         unsafe {
-            let mut sums = [vdupq_n_s32(0); N];
-            for half in 0..2 {
-                let dots = self.dots_of_half::<MAX, OFFSET, N>(half, w, x);
+            let mut dots = [[vdupq_n_f32(0.0); N]; PARTS];
+            for part in 0..PARTS {
+                let mut sums = [vdupq_n_s32(0); N];
+                if OFFSET != 0 {
+                    for t in 0..N {
+                        sums[t] = vdupq_n_s32(x.begin::<OFFSET, PARTS>(t, part));
+                    }
+                }
+                let sums = self.add_dots(sums, w, (8 / PARTS * part, 8 / PARTS), MAX, x);
                 for t in 0..N {
-                    sums[t] = vmlaq_s32(sums[t], dots[t], scales[half]);
+                    dots[part][t] = vcvtq_f32_s32(sums[t]);
                 }
             }
-            self.floats(sums)
+            dots
         }
     }
 
     #[inline(always)]
-    fn signed_half_scaled_dots<const N: usize>(
-        self,
-        w: &[uint8x16_t; 8],
-        scales: [int32x4_t; 2],
-        x: TokenBlocks<N>,
-    ) -> [float32x4_t; N] {
-        self.half_scaled_dots::<128, 0, N>(w, scales, x)
-    }
-
-    #[inline(always)]
-    fn half_dots<const MAX: u8, const OFFSET: i16, const N: usize>(
+    fn signed_dots<const PARTS: usize, const N: usize>(
         self,
         w: &[uint8x16_t; 8],
         x: TokenBlocks<N>,
-    ) -> [[float32x4_t; N]; 2] {
-        let first = self.dots_of_half::<MAX, OFFSET, N>(0, w, x);
-        let second = self.dots_of_half::<MAX, OFFSET, N>(1, w, x);
-        [self.floats(first), self.floats(second)]
-    }
-
-    #[inline(always)]
-    fn scaled_halves<const N: usize>(self, scales: [int32x4_t; 2], x: TokenBlocks<N>) -> [float32x4_t; N] {
-        // SAFETY: see `Neon`.
-        unsafe {
-            let mut sums = [vdupq_n_s32(0); N];
-            for t in 0..N {
-                let [first, second] = x.0[t].halves;
-                sums[t] = vmlaq_n_s32(vmulq_n_s32(scales[0], first.into()), scales[1], second.into());
-            }
-            self.floats(sums)
-        }
+    ) -> [[float32x4_t; N]; PARTS] {
+        self.dots::<128, 0, PARTS, N>(w, x)
     }
 
     #[inline(always)]
@@ -310,21 +196,21 @@ impl<D: Dot> Simd for Neon<D> {
     }
 
     #[inline(always)]
-    fn add(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: see `Neon`.
-        unsafe { vaddq_f32(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: see `Neon`.
-        unsafe { vsubq_f32(a, b) }
-    }
-
-    #[inline(always)]
     fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
         // SAFETY: see `Neon`.
         unsafe { vmulq_f32(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        // SAFETY: see `Neon`.
+        unsafe { vfmaq_f32(c, a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_sub(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        // SAFETY: see `Neon`.
+        unsafe { vfmsq_f32(c, a, b) }
     }
 
     #[inline(always)]

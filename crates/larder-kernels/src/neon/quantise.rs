@@ -21,9 +21,7 @@ pub fn block(x: &[f32; BLOCK]) -> Block {
         vcombine_s8(vmovn_s16(first), vmovn_s16(second))
     };
     let q = [sixteen(0), sixteen(4)];
-    let halves = q.map(|q| vaddlvq_s8(q));
-    let sum = i32::from(halves[0]) + i32::from(halves[1]);
-    let mut block = Block { d, d_sum: d * sum as f32, sum8: 8 * sum, halves, ..Block::default() };
+    let mut block = Block::with_sums([0; BLOCK], d, q.map(|q| vaddlvq_s8(q).into()));
     for (out, q) in block.q.chunks_exact_mut(16).zip(q) {
         // SAFETY: sixteen bytes.
         unsafe { vst1q_s8(out.as_mut_ptr(), q) };

@@ -9,7 +9,6 @@ use larder_core::ROW_GROUP;
 use crate::block::Block;
 use crate::disjoint::Disjoint;
 use crate::dispatch;
-use crate::dot::dot;
 use crate::inputs::Inputs;
 use crate::kernel_set::{KernelSet, MAX_PANELS, MAX_TOKENS, Sums};
 use crate::thread_pool::ThreadPool;
@@ -98,7 +97,7 @@ impl Product<'_> {
     fn compute(&self, set: &KernelSet, panels: Range<usize>, out: &Disjoint<f32>) {
         let tokens = self.tokens();
         if !self.weights.kind.is_float() && !self.x.is_quantised() {
-            return self.compute_widened(panels, out);
+            return self.compute_widened(set, panels, out);
         }
         for near in (0..tokens).step_by(MAX_TOKENS) {
             let tokens = near..tokens.min(near + MAX_TOKENS);
@@ -113,16 +112,19 @@ impl Product<'_> {
     }
 
     /// The reference path: weights widened to f32, activations as they are.
-    fn compute_widened(&self, panels: Range<usize>, out: &Disjoint<f32>) {
-        let rows = self.weights.rows;
-        let mut wide = vec![0.0; self.weights.cols];
+    fn compute_widened(&self, set: &KernelSet, panels: Range<usize>, out: &Disjoint<f32>) {
+        let WeightMatrix { rows, cols, .. } = self.weights;
+        let mut wide = vec![0.0; cols];
+        let mut sums = [Sums::default(); 1];
         for row in panels.start * ROW_GROUP..rows.min(panels.end * ROW_GROUP) {
             widen_row(self.weights, row, &mut wide);
+            let panel = Panel::of_floats(&wide);
             for t in 0..self.tokens() {
                 let x = self.x.values(self.pick.map_or(t, |pick| pick[t] as usize));
+                (set.floats)(&[panel], &[x], &mut sums);
                 // SAFETY: every panel belongs to one task, and only rows of its panels are written here.
                 let out = unsafe { out.slice(t * rows + row, 1) };
-                out[0] = dot(&wide, x);
+                out[0] = sums[0][0];
             }
         }
     }

@@ -3,6 +3,7 @@
 use larder_core::{NumberFormat, RowOrder};
 
 use super::*;
+use crate::dot::dot;
 use crate::inputs::InputBuffer;
 use crate::testing::{Noise, ordered};
 

@@ -10,7 +10,7 @@
 
 pub mod blocks;
 pub mod byte_lanes;
-pub mod integers;
+pub mod groups;
 pub mod products;
 pub mod tile;
 pub mod token_blocks;
@@ -35,7 +35,7 @@ pub trait Task<S> {
 
 /// The primitives of an instruction set. A value of the type shows that this processor has the instructions.
 ///
-/// Sums of integers are exact, and every operation on floats is rounded by itself.
+/// Sums of integers are exact, and every operation on floats is rounded once.
 pub trait Simd: ByteLanes {
     /// Lanes of a vector: rows that are computed at a time. Those of two panels if there are more than in one.
     const LANES: usize;
@@ -44,11 +44,6 @@ pub trait Simd: ByteLanes {
 
     /// An f32 of each row.
     type Floats: Copy;
-    /// An integer of each row that a dot product is multiplied by, −128 to 127.
-    type Scale: Copy;
-    /// Two of them: for the first and for the second half of a block of 32.
-    type HalfScales: Copy;
-
     /// Runs a task, compiled for this instruction set.
     fn run<T: Task<Self>>(self, task: T);
 
@@ -64,20 +59,11 @@ pub trait Simd: ByteLanes {
     /// Four runs of four bytes of every block, from number `first` on.
     fn four_runs<const INTERLEAVED: bool>(self, blocks: Blocks<Self, INTERLEAVED>, first: usize) -> [Self::Bytes; 4];
 
-    /// The signed byte at index `at` (0 to 3) of each lane.
-    fn scale(self, bytes: Self::Bytes, at: usize) -> Self::Scale;
-
-    /// As [`scale`](Simd::scale), if no byte is above 127.
-    #[inline(always)]
-    fn small_scale(self, bytes: Self::Bytes, at: usize) -> Self::Scale {
-        self.scale(bytes, at)
-    }
-
-    /// The signed bytes at the indices `at` and `at + 1` of each lane.
-    fn half_scales(self, bytes: Self::Bytes, at: usize) -> Self::HalfScales;
-
     /// The unsigned byte at index `at` (0 to 3) of each lane.
     fn byte(self, bytes: Self::Bytes, at: usize) -> Self::Floats;
+
+    /// The signed byte at index `at` (0 to 3) of each lane.
+    fn signed_byte(self, bytes: Self::Bytes, at: usize) -> Self::Floats;
 
     /// The lower half of every lane, an f16, as f32.
     fn half_of_lanes(self, bytes: Self::Bytes) -> Self::Floats;
@@ -85,70 +71,32 @@ pub trait Simd: ByteLanes {
     /// The powers of two with these exponents, as [`mxfp4_scale`](larder_core::mxfp4_scale) defines them.
     fn powers(self, exponents: Self::Bytes) -> Self::Floats;
 
-    /// The dot products of weights, which are the bytes (at most `MAX`) minus `OFFSET`, with a block of each token.
-    fn dots<const MAX: u8, const OFFSET: i16, const N: usize>(
+    /// The dot products of weights, which are the bytes (at most `MAX`) minus `OFFSET`, with a block of each token:
+    /// whole, or of each of `PARTS` = 2 halves.
+    fn dots<const MAX: u8, const OFFSET: i16, const PARTS: usize, const N: usize>(
         self,
         w: &[Self::Bytes; 8],
         x: TokenBlocks<N>,
-    ) -> [Self::Floats; N];
+    ) -> [[Self::Floats; N]; PARTS];
 
-    /// The dot products of signed weights with a block of each token.
-    fn signed_dots<const N: usize>(self, w: &[Self::Signed; 8], x: TokenBlocks<N>) -> [Self::Floats; N];
-
-    /// As [`dots`](Simd::dots) without an offset, times a scale. The products are below 2²⁴.
-    fn scaled_dots<const MAX: u8, const N: usize>(
-        self,
-        w: &[Self::Bytes; 8],
-        scale: Self::Scale,
-        x: TokenBlocks<N>,
-    ) -> [Self::Floats; N];
-
-    /// As [`signed_dots`](Simd::signed_dots), times a scale. The products are below 2²⁴.
-    fn signed_scaled_dots<const N: usize>(
+    /// As [`dots`](Simd::dots), of signed weights.
+    fn signed_dots<const PARTS: usize, const N: usize>(
         self,
         w: &[Self::Signed; 8],
-        scale: Self::Scale,
         x: TokenBlocks<N>,
-    ) -> [Self::Floats; N];
-
-    /// As [`dots`](Simd::dots), for each half of the block times its scale. The sums of both products are below 2²⁴.
-    fn half_scaled_dots<const MAX: u8, const OFFSET: i16, const N: usize>(
-        self,
-        w: &[Self::Bytes; 8],
-        scales: Self::HalfScales,
-        x: TokenBlocks<N>,
-    ) -> [Self::Floats; N];
-
-    /// As [`signed_dots`](Simd::signed_dots), for each half of the block times its scale. The sums of both products are
-    /// below 2²⁴.
-    fn signed_half_scaled_dots<const N: usize>(
-        self,
-        w: &[Self::Signed; 8],
-        scales: Self::HalfScales,
-        x: TokenBlocks<N>,
-    ) -> [Self::Floats; N];
-
-    /// As [`dots`](Simd::dots), for each half of the block by itself.
-    fn half_dots<const MAX: u8, const OFFSET: i16, const N: usize>(
-        self,
-        w: &[Self::Bytes; 8],
-        x: TokenBlocks<N>,
-    ) -> [[Self::Floats; N]; 2];
-
-    /// The sums of both halves of a block of each token, each times its scale. Their sums are below 2²⁴.
-    fn scaled_halves<const N: usize>(self, scales: Self::HalfScales, x: TokenBlocks<N>) -> [Self::Floats; N];
+    ) -> [[Self::Floats; N]; PARTS];
 
     /// The same value in all lanes.
     fn splat(self, value: f32) -> Self::Floats;
 
-    /// Sums.
-    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
-
-    /// Differences.
-    fn sub(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
-
     /// Products.
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    /// `a · b + c`, rounded once.
+    fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+
+    /// `c − a · b`, rounded once.
+    fn mul_sub(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
     /// Values in the float format `KIND`, one for each lane, from address `at` on.
     ///

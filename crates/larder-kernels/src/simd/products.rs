@@ -185,7 +185,7 @@ fn add<S: Simd, F: BlockFormat, const INTERLEAVED: bool, const VECTORS: usize, c
     // of.
     unsafe {
         tiles[vector].go_to(i * each, each, next);
-        F::add_rows(Blocks::new(simd, rows, vector * S::LANES, F::KIND, i), &mut tiles[vector]);
+        F::rows(Blocks::new(simd, rows, vector * S::LANES, F::KIND, i), &mut tiles[vector]);
     }
 }
 

@@ -4,7 +4,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::Simd;
-use super::integers::Integers;
+use super::groups::{Groups, Integers};
 use super::token_blocks::TokenBlocks;
 use crate::block::{BLOCK, Block};
 
@@ -46,78 +46,6 @@ impl<'a, S: Simd, const N: usize, const G: usize> Tile<'a, S, N, G> {
         self.simd.store(self.sums[t / N][t % N], lanes);
     }
 
-    /// Adds `dots · (d · e)`, where `dots` are the products of the integers with block `i` of the activations and `e`
-    /// is its scale.
-    #[inline(always)]
-    pub fn add(&mut self, i: usize, w: &impl Integers<S>, d: S::Floats) {
-        let simd = self.simd;
-        self.prefetch(i);
-        for group in 0..self.groups() {
-            let x = self.tokens(group, i);
-            let dots = w.dots(simd, x);
-            for t in 0..N {
-                let scaled = simd.mul(dots[t], simd.mul(d, simd.splat(x.0[t].d)));
-                self.sums[group][t] = simd.add(self.sums[group][t], scaled);
-            }
-        }
-    }
-
-    /// Adds `dots · (d · e) − min · (e · s)`, as [`add`](Tile::add), where `s` is the sum of the activations.
-    #[inline(always)]
-    pub fn add_above(&mut self, i: usize, w: &impl Integers<S>, d: S::Floats, min: S::Floats) {
-        let simd = self.simd;
-        self.prefetch(i);
-        for group in 0..self.groups() {
-            let x = self.tokens(group, i);
-            let dots = w.dots(simd, x);
-            for t in 0..N {
-                let scaled = simd.mul(dots[t], simd.mul(d, simd.splat(x.0[t].d)));
-                let offset = simd.mul(min, simd.splat(x.0[t].d_sum));
-                self.sums[group][t] = simd.add(self.sums[group][t], simd.sub(scaled, offset));
-            }
-        }
-    }
-
-    /// Adds `dots · (d · e) − below · (dmin · e)`, as [`add`](Tile::add), where `below` is the sum of each half of the
-    /// activations times its minimum.
-    #[inline(always)]
-    pub fn add_above_halves(
-        &mut self,
-        i: usize,
-        w: &impl Integers<S>,
-        d: S::Floats,
-        minima: S::HalfScales,
-        dmin: S::Floats,
-    ) {
-        let simd = self.simd;
-        self.prefetch(i);
-        for group in 0..self.groups() {
-            let x = self.tokens(group, i);
-            let (dots, below) = (w.dots(simd, x), simd.scaled_halves(minima, x));
-            for t in 0..N {
-                let e = simd.splat(x.0[t].d);
-                let (scaled, below) = (simd.mul(dots[t], simd.mul(d, e)), simd.mul(below[t], simd.mul(dmin, e)));
-                self.sums[group][t] = simd.add(self.sums[group][t], simd.sub(scaled, below));
-            }
-        }
-    }
-
-    /// Adds `(d₀ · dots₀ + d₁ · dots₁) · e`, as [`add`](Tile::add), where `dots` are the products of each half of the
-    /// integers: bytes, at most `MAX`, that are `OFFSET` too large.
-    #[inline(always)]
-    pub fn add_halves<const MAX: u8, const OFFSET: i16>(&mut self, i: usize, w: &[S::Bytes; 8], d: [S::Floats; 2]) {
-        let simd = self.simd;
-        self.prefetch(i);
-        for group in 0..self.groups() {
-            let x = self.tokens(group, i);
-            let [first, second] = simd.half_dots::<MAX, OFFSET, N>(w, x);
-            for t in 0..N {
-                let both = simd.add(simd.mul(d[0], first[t]), simd.mul(d[1], second[t]));
-                self.sums[group][t] = simd.add(self.sums[group][t], simd.mul(both, simd.splat(x.0[t].d)));
-            }
-        }
-    }
-
     /// Prefetches the part of the next blocks that belongs to block `i` of the activations. All lines at once would be
     /// more than a processor can wait for: it would stop until most have come.
     #[inline(always)]
@@ -145,6 +73,35 @@ impl<'a, S: Simd, const N: usize, const G: usize> Tile<'a, S, N, G> {
             blocks[t] = unsafe { x[t].get_unchecked(self.at + i) };
         }
         TokenBlocks(blocks)
+    }
+}
+
+impl<S: Simd, const N: usize, const G: usize> Groups<S> for Tile<'_, S, N, G> {
+    #[inline(always)]
+    fn add<const SCALES: usize, const MINIMA: usize>(
+        &mut self,
+        g: usize,
+        w: &impl Integers<S>,
+        scales: [S::Floats; SCALES],
+        minima: [S::Floats; MINIMA],
+    ) {
+        let simd = self.simd;
+        self.prefetch(g);
+        for group in 0..self.groups() {
+            let x = self.tokens(group, g);
+            let dots = w.dots::<SCALES, N>(simd, x);
+            for t in 0..N {
+                let mut term = simd.mul(scales[0], dots[0][t]);
+                if SCALES == 2 {
+                    term = simd.mul_add(scales[1], dots[1][t], term);
+                }
+                for m in 0..MINIMA {
+                    let sum = if MINIMA == 1 { x.0[t].sum } else { x.0[t].halves[m] };
+                    term = simd.mul_sub(minima[m], simd.splat(sum), term);
+                }
+                self.sums[group][t] = simd.mul_add(term, simd.splat(x.0[t].d), self.sums[group][t]);
+            }
+        }
     }
 }
 

@@ -16,11 +16,11 @@ impl<const N: usize> TokenBlocks<'_, N> {
         unsafe { q.as_ptr().cast::<i32>().read_unaligned() }
     }
 
-    /// The sums of both halves of a token's block, as the 16-bit halves of an integer.
-    #[cfg(target_arch = "x86_64")]
+    /// What the dot product of a token with half `part` of `PARTS` = 2, or with the whole block, begins with if the
+    /// weights are `OFFSET` too large.
     #[inline(always)]
-    pub fn halves(&self, t: usize) -> i32 {
-        // SAFETY: four bytes.
-        unsafe { self.0[t].halves.as_ptr().cast::<i32>().read_unaligned() }
+    pub fn begin<const OFFSET: i16, const PARTS: usize>(&self, t: usize, part: usize) -> i32 {
+        let raised = if PARTS == 1 { self.0[t].raised } else { self.0[t].raised_halves[part] };
+        if OFFSET == 128 { raised } else { (raised >> 7) * i32::from(OFFSET) }
     }
 }

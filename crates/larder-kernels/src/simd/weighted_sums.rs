@@ -95,7 +95,7 @@ fn columns<S: Simd, const KIND: u8, const N: usize, const W: usize>(
             // SAFETY: all outputs have the same number of factors.
             let factor = simd.splat(unsafe { *factors[n].get_unchecked(i) });
             for j in 0..W {
-                sums[n][j] = simd.add(sums[n][j], simd.mul(factor, values[j]));
+                sums[n][j] = simd.mul_add(factor, values[j], sums[n][j]);
             }
         }
         row = row.wrapping_add(rows.row_bytes);

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use larder_cache::{Cache, CacheScope, Shards, SlotSupply, pass_through_slots};
-use larder_core::{CallerThread, ExpertId, ExpertLayout, Gate, Geometry, LayerIdx, NumberFormat};
+use larder_core::{CallerThread, DEFINITION, ExpertId, ExpertLayout, Gate, Geometry, LayerIdx, NumberFormat};
 use larder_engine::{Routing, StreamingPath};
 use larder_model::{Activation, AllResident, ComputeContext, ExpertPath, MoeCall, TokenOrigin};
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
@@ -179,6 +179,7 @@ impl Experts for FakeWorker {
         Ok(Response::new(Description {
             version: PROTOCOL_VERSION,
             model: handshake().model,
+            definition: DEFINITION,
             held,
             ..Default::default()
         }))

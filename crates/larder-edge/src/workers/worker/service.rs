@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use larder_core::DEFINITION;
 use tokio::sync::{mpsc, oneshot};
 use tonic::{Request, Response, Status};
 
@@ -64,6 +65,7 @@ impl Experts for WorkerService {
             held: self.held.to_wire(),
             draining: self.announcement.is_draining(),
             instance: self.announcement.instance,
+            definition: DEFINITION,
         }))
     }
 

@@ -1,6 +1,6 @@
 //! `quality.json`: what lossy routing costs a store, measured on a text by `larder tune`.
 
-use larder_core::{Geometry, printable};
+use larder_core::{DEFINITION, Geometry, printable};
 use larder_policy::routing::{DialTable, Rung};
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +30,9 @@ pub struct QualityCalibration {
     pub date: String,
     /// The version of larder.
     pub larder: String,
+    /// Number of the definition of products, which files of definition 1 do not have.
+    #[serde(default = "first_definition")]
+    pub definition: u32,
     /// Slots per layer.
     pub slots: usize,
     /// The eviction policy.
@@ -49,6 +52,10 @@ pub struct QualityCalibration {
     pub small_share: f64,
     /// The model's own choice, and then settings with rising loss.
     pub settings: Vec<MeasuredSetting>,
+}
+
+fn first_definition() -> u32 {
+    1
 }
 
 /// A setting of the dial, and what was measured with it.
@@ -78,6 +85,12 @@ impl QualityCalibration {
     pub fn from_bytes(bytes: &[u8], model_type: &str, geometry: &Geometry) -> Result<Self, SidecarError> {
         let wrong = |why: String| SidecarError(format!("was not written by `larder tune` of this version: {why}"));
         let found: QualityCalibration = serde_json::from_slice(bytes).map_err(|e| wrong(printable(&e.to_string())))?;
+        if found.definition != DEFINITION {
+            return Err(SidecarError(format!(
+                "was measured with definition {} of products, and this larder computes by definition {DEFINITION}",
+                found.definition
+            )));
+        }
         let (rows, experts) = (geometry.moe_layers.len(), geometry.experts);
         if (found.model_type.as_str(), found.left_out.len(), found.experts) != (model_type, rows, experts) {
             return Err(SidecarError(format!(

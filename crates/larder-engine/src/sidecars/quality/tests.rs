@@ -1,6 +1,6 @@
 //! The file, interpolation between its measurements, and sentences on what λ costs.
 
-use larder_core::Geometry;
+use larder_core::{DEFINITION, Geometry};
 use serde_json::{Value, json};
 
 use super::lambda_cost::{CostBasis, LAMBDA_MAX, STEPS_MAX};
@@ -19,6 +19,7 @@ fn made() -> QualityCalibration {
         text: "a.txt".into(),
         tokens: 100,
         date: "2026-11-26".into(),
+        definition: DEFINITION,
         slots: 2,
         eviction: "lru".into(),
         delta: vec![1.25, 3.5],
@@ -48,6 +49,7 @@ fn files_that_no_tune_writes_are_refused() {
         ("experts", json!(9), "2 layers of 9 experts"),
         ("model_type", json!("x\u{1b}[2J"), "\\u{1b}"),
         ("model_type", json!("mixtral"), "this model is olmoe"),
+        ("definition", json!(1), "measured with definition 1 of products"),
         ("text", json!("a\u{1b}[2J"), "plain"),
         ("text", json!("a".repeat(201)), "at most 200 bytes"),
         ("text", Value::Null, "larder tune"),

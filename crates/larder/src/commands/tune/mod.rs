@@ -10,7 +10,7 @@ use std::hash::{Hash, Hasher};
 use std::time::SystemTime;
 
 use anyhow::{Result, bail};
-use larder_core::{printable, rfc3339};
+use larder_core::{DEFINITION, printable, rfc3339};
 use larder_engine::{MeasuredSetting, QualityCalibration};
 use larder_lab::eval::{LossSample, fit_losses, fit_quality};
 use larder_lab::report::{QualityReport, quality_page};
@@ -80,6 +80,7 @@ fn conditions(model: &OpenModel, passage: &Passage, cache: &str) -> Result<Strin
     passage.chunks().for_each(|chunk| chunk.hash(&mut text));
     let of = json!({
         "larder": env!("CARGO_PKG_VERSION"),
+        "definition": DEFINITION,
         "model": model.identity()?,
         "text": text.finish(),
         "cache": cache,
@@ -131,6 +132,7 @@ fn calibrate(
         tokens: passage.tokens_read(),
         date: rfc3339(SystemTime::now())[.."2026-11-26".len()].to_owned(),
         larder: env!("CARGO_PKG_VERSION").to_owned(),
+        definition: DEFINITION,
         slots,
         eviction: String::new(),
         delta,
