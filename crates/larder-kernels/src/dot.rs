@@ -3,13 +3,8 @@
 /// Independent sums, so that the compiler can use vector registers without changing the order of additions.
 pub const LANES: usize = 16;
 
-/// The dot product, summed in [`LANES`] interleaved lanes, then pairwise, then the tail.
-#[cfg(test)]
-pub fn dot(a: &[f32], b: &[f32]) -> f32 {
-    dot_of(a, b, |a| a)
-}
-
-/// As [`dot`], with `a` in a stored float format that `widen` converts.
+/// The dot product, summed in [`LANES`] interleaved lanes, then pairwise, then the tail. `a` is in a stored float
+/// format that `widen` converts.
 ///
 /// Inlined so that it is compiled for the instruction set of its caller.
 #[inline(always)]
@@ -30,4 +25,10 @@ pub fn dot_of<T: Copy>(a: &[T], b: &[f32], widen: impl Fn(T) -> f32) -> f32 {
         }
     }
     a_tail.iter().zip(b_tail).fold(lanes[0], |sum, (a, b)| widen(*a).mul_add(*b, sum))
+}
+
+/// The dot product of f32.
+#[cfg(test)]
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    dot_of(a, b, |a| a)
 }

@@ -17,7 +17,7 @@
 //! So are scales and minima, which are those of a format's file (`formats/`): a float of few digits times an integer of
 //! few digits.
 //!
-//! For floats it is [`dot`](crate::dot::dot) of the widened row.
+//! For floats it is [`dot_of`](crate::dot::dot_of) of the widened row.
 
 use half::{bf16, f16};
 use larder_core::NumberFormat;

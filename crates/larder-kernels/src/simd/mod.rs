@@ -44,6 +44,7 @@ pub trait Simd: ByteLanes {
 
     /// An f32 of each row.
     type Floats: Copy;
+
     /// Runs a task, compiled for this instruction set.
     fn run<T: Task<Self>>(self, task: T);
 
