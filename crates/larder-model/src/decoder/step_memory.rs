@@ -61,13 +61,15 @@ fn encoder_bytes_per_token(encoder: &Encoder, hidden: usize) -> usize {
 fn layer_scratch(layer: &Layer, hidden: usize) -> impl Iterator<Item = TokenScratch> {
     let mixer = layer.mixer.as_ref().map(|mixer| connected(mixer, mixer.part.scratch(hidden), hidden));
     let ffn = layer.ffn.as_ref().map(|ffn| connected(ffn, ffn_scratch(&ffn.part, hidden), hidden));
-    mixer.into_iter().chain(ffn)
+    let scaled = if layer.scale == 1.0 { 0 } else { hidden };
+    mixer.into_iter().chain(ffn).map(move |part| TokenScratch { floats: part.floats + scaled, ..part })
 }
 
-/// The activations of a part beside those of its connection.
+/// The activations of a part beside those of its connection and of the norm after it.
 fn connected<Part>(branch: &Branch<Part>, part: TokenScratch, hidden: usize) -> TokenScratch {
     let own = branch.connection.as_ref().map_or_else(Default::default, |connection| connection.scratch(hidden));
-    TokenScratch { floats: part.floats + own.floats, input: part.input.max(own.input) }
+    let after = branch.after.as_ref().map_or(0, |_| hidden);
+    TokenScratch { floats: part.floats + own.floats + after, input: part.input.max(own.input) }
 }
 
 fn ffn_scratch(ffn: &Ffn, hidden: usize) -> TokenScratch {

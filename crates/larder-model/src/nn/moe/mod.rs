@@ -352,7 +352,7 @@ impl Moe {
         // Input, output and their sum; logits; per expert of a token the choice with its weight, twice while it is
         // made.
         let own = 3 * hidden + self.router.floats(self.gate.experts) + 4 * self.gate.top_k;
-        let beside = self.beside.as_ref().map(|beside| beside.mlp.scratch(hidden)).unwrap_or_default();
+        let beside = self.beside.as_ref().map(|beside| beside.scratch(hidden)).unwrap_or_default();
         let latent = self.latent.as_ref().map_or(0, |latent| 2 * latent.down.rows());
         TokenScratch {
             floats: own + latent + shared.floats + beside.floats,
@@ -405,6 +405,12 @@ impl DenseBeside {
     /// The normalised output of the MLP for the residual stream `[tokens, hidden]`.
     fn forward(&self, stream: Rows, ops: &dyn Ops) -> Result<Rows> {
         self.after.forward(self.mlp.forward(self.norm.forward(stream, ops)?, ops)?, ops)
+    }
+
+    /// What it allocates per token: the rows of the MLP, those behind its norm, the router's and the experts' norm.
+    fn scratch(&self, hidden: usize) -> TokenScratch {
+        let mlp = self.mlp.scratch(hidden);
+        TokenScratch { floats: mlp.floats + 3 * hidden, ..mlp }
     }
 }
 
