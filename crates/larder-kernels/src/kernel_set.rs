@@ -1,8 +1,11 @@
 //! The kernels of an instruction set, and the rows that they take.
 
+use std::ops::Range;
+
 use larder_core::{NumberFormat, ROW_GROUP};
 
 use crate::block::Block;
+use crate::simd::strips::{STRIP_PANELS, Strip, StripSums};
 use crate::weights::Panel;
 
 /// The most tokens that a kernel takes in one call: as many as stay in the L2 cache with the weights of a panel.
@@ -49,12 +52,25 @@ impl StridedRows<'_> {
 /// Weighted sums of rows: the factors of each output, and the outputs.
 pub type WeightedSums = fn(StridedRows, &[&[f32]], &mut [&mut [f32]]);
 
+/// The kernels for strips.
+#[derive(Clone, Copy)]
+pub struct StripKernels {
+    /// From this number of tokens on they are faster.
+    pub least: usize,
+    /// Unpacks some blocks of each row of four panels.
+    pub unpack: fn(&[Panel; STRIP_PANELS], Range<usize>, &mut Strip),
+    /// [`multiply`](crate::simd::strips::multiply).
+    pub multiply: fn(&Strip, &[&[Block]], usize, &[&[u8]], &mut [StripSums]),
+}
+
 /// The kernels of one instruction set. All sets give the bits of [`portable`](crate::portable).
 #[derive(Clone, Copy)]
 pub struct KernelSet {
     pub(crate) name: &'static str,
     /// Products of 1 to [`MAX_PANELS`] panels of quantised weights with 1 to [`MAX_TOKENS`] tokens: `[panels, tokens]`.
     pub(crate) blocks: fn(&[Panel], &[&[Block]], &mut [Sums]),
+    /// Products of strips of quantised weights with many tokens, where they are faster than `blocks`.
+    pub(crate) strips: Option<StripKernels>,
     /// As `blocks`, for weights in a float format and activations in f32.
     pub(crate) floats: fn(&[Panel], &[&[f32]], &mut [Sums]),
     /// Adds rows of floats to each output, each row times the output's factor for it, one row after the other.

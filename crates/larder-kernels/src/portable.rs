@@ -31,7 +31,7 @@ use crate::weights::Panel;
 
 /// The portable kernels.
 pub fn set() -> Option<KernelSet> {
-    Some(KernelSet { name: "portable", blocks, floats, weighted_sums, widen_q8_0, quantise })
+    Some(KernelSet { name: "portable", blocks, strips: None, floats, weighted_sums, widen_q8_0, quantise })
 }
 
 /// Products with quantised weights of any format.

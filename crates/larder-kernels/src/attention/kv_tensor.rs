@@ -4,6 +4,9 @@ use std::ops::Range;
 
 use larder_core::{NumberFormat, ROW_GROUP};
 
+/// The most rows that are widened together.
+pub const WIDENED_ROWS: usize = 32;
+
 /// The pages of one sequence's keys or values, numbered by the positions they hold: page `i` has the positions from
 /// `i · page_len` on.
 pub trait KvPages: Sync {
@@ -54,10 +57,10 @@ impl<'a> KvTensor<'a> {
         (start / len..end.div_ceil(len)).map(move |page| start.max(page * len)..end.min((page + 1) * len))
     }
 
-    /// The positions in parts that lie in one page each and, in `q8_0`, have at most [`ROW_GROUP`] positions, so that
-    /// they can be widened.
+    /// The positions in parts that lie in one page each and have at most [`WIDENED_ROWS`] positions, so that they can
+    /// be widened, and stay in the cache while they are added to many outputs.
     pub(super) fn parts(&self, positions: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
-        let most = if self.kind.is_float() { self.page_len } else { ROW_GROUP };
+        let most = WIDENED_ROWS;
         let split =
             move |page: Range<usize>| page.clone().step_by(most).map(move |start| start..page.end.min(start + most));
         self.by_page(positions).flat_map(split)
@@ -134,6 +137,11 @@ impl<'a, T> AttentionArgs<'a, T> {
     pub fn with_kv<U>(&self, keys: U, values: U) -> AttentionArgs<'a, U> {
         let AttentionArgs { queries, heads, kv_heads, seen, scale, sinks, bias, .. } = *self;
         AttentionArgs { queries, heads, keys, values, kv_heads, seen, scale, sinks, bias }
+    }
+
+    /// Pairs of a query and one of the heads that share a key head.
+    pub(super) fn pairs(&self) -> usize {
+        self.seen.len() * (self.heads / self.kv_heads)
     }
 
     /// The positions that any query sees; `None` without queries.

@@ -38,9 +38,11 @@ pub const TILE_POSITIONS: usize = 512;
 /// Units of work per thread, so that other threads can take over the share of a thread that is delayed.
 const UNITS_PER_THREAD: usize = 4;
 
-/// The most queries of a query tile.
-const TILE: usize = 16;
-const _: () = assert!(TILE <= MAX_TOKENS);
+/// The most queries of a query tile, which keys and values are read for together.
+const TILE: usize = MAX_TOKENS;
+
+/// The most queries of a query tile of which there are too few for all threads.
+const SMALL_TILE: usize = 16;
 
 /// Buffers of the thread that calls [`attend`], which grow as needed.
 #[derive(Default)]
@@ -59,7 +61,8 @@ thread_local! {
 /// values up to `width` wide; whatever the number of queries.
 pub fn attention_scratch_bytes(positions: usize, width: usize, threads: usize) -> usize {
     let tiles = positions.div_ceil(TILE_POSITIONS).saturating_add(1);
-    let partial = (UNITS_PER_THREAD * TILE * size_of::<f32>()).saturating_mul(tiles).saturating_mul(width + POWERS);
+    let partial =
+        (UNITS_PER_THREAD * SMALL_TILE * size_of::<f32>()).saturating_mul(tiles).saturating_mul(width + POWERS);
     // Positions are shared only where there are fewer query tiles than units of work.
     let partial = if threads > 1 { partial } else { 0 };
     threads.saturating_mul(partial.saturating_add(scratch_bytes(width)))
@@ -93,6 +96,8 @@ pub fn attend(pool: &ThreadPool, tasks: &mut [AttentionTask]) {
 /// How the work of a task is divided: into query tiles, and where there are few of them the positions into parts.
 #[derive(Clone, Default)]
 struct Division {
+    /// The most queries of a query tile.
+    tile: usize,
     /// Query tiles per key head.
     query_tiles: usize,
     /// Numbers of the position tiles that any query sees.
@@ -118,14 +123,18 @@ struct Totals {
 fn divide(tasks: &[AttentionTask], wanted: usize, divisions: &mut Vec<Division>) -> Totals {
     divisions.clear();
     let (mut query_tiles, mut all_tiles) = (0, 0);
+    let tiles =
+        |tile: usize| tasks.iter().map(|task| task.args.kv_heads * task.args.pairs().div_ceil(tile)).sum::<usize>();
+    let tile = if tiles(TILE) >= wanted { TILE } else { SMALL_TILE };
     for AttentionTask { args, .. } in tasks {
-        let pairs = args.seen.len() * (args.heads / args.kv_heads);
-        let partial_len = TILE.min(pairs) * (args.values.width + POWERS);
+        let pairs = args.pairs();
+        let partial_len = tile.min(pairs) * (args.values.width + POWERS);
         let position_tiles = tiles_of(&args.visible().unwrap_or_default());
-        let per_head = pairs.div_ceil(TILE);
+        let per_head = pairs.div_ceil(tile);
         query_tiles += args.kv_heads * per_head;
         all_tiles += args.kv_heads * per_head * position_tiles.len();
         divisions.push(Division {
+            tile,
             query_tiles: per_head,
             position_tiles,
             parts: 1,
@@ -207,9 +216,9 @@ impl<'b> SharedTasks<'_, 'b> {
     /// The query tile number `number` of a task, counted over all key heads, and the output.
     fn query_tile(&self, task: usize, number: usize) -> (QueryTile<'_>, Disjoint<'_, f32>) {
         let (args, out) = self.tasks.get(task);
-        let tiles = self.divisions[task].query_tiles;
-        let (pairs, first) = (args.seen.len() * (args.heads / args.kv_heads), number % tiles * TILE);
-        (QueryTile { args, set: self.set, kv_head: number / tiles, first, count: TILE.min(pairs - first) }, out)
+        let Division { tile, query_tiles, .. } = self.divisions[task];
+        let (kv_head, first) = (number / query_tiles, number % query_tiles * tile);
+        (QueryTile { args, set: self.set, kv_head, first, count: tile.min(args.pairs() - first) }, out)
     }
 
     /// Computes a unit: a query tile over all position tiles, or over a part of them.

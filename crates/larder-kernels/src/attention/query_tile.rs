@@ -3,8 +3,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use larder_core::ROW_GROUP;
-
+use super::kv_tensor::WIDENED_ROWS;
 use super::row_products::RowProducts;
 use super::softmax::{Powers, RunningSoftmax, powers};
 use super::{AttentionArgs, TILE, TILE_POSITIONS};
@@ -24,7 +23,7 @@ struct Scratch {
 struct Scores {
     /// `[queries of a tile, positions of a tile]`
     scores: Vec<f32>,
-    /// `[ROW_GROUP, width]`: rows in `q8_0`, widened.
+    /// `[WIDENED_ROWS, width]`: rows, widened.
     widened: Vec<f32>,
 }
 
@@ -37,7 +36,7 @@ pub const POWERS: usize = 2;
 
 /// Bytes of the buffers of one thread for keys and values up to `width` wide.
 pub const fn scratch_bytes(width: usize) -> usize {
-    (TILE * (TILE_POSITIONS + width) + ROW_GROUP * width) * size_of::<f32>()
+    (TILE * (TILE_POSITIONS + width) + WIDENED_ROWS * width) * size_of::<f32>()
 }
 
 /// Up to [`TILE`] of the queries that share a key head: keys and values are read once for all of them.
@@ -137,7 +136,7 @@ impl QueryTile<'_> {
         let weights = Weights { visible: visible.clone(), powers: scores };
         for part in values.parts(visible) {
             let stored = StridedRows::of(&values, self.kv_head, part.clone());
-            let rows = stored.in_floats(self.set, values.width, widened);
+            let rows = stored.in_floats(self.set, values.width, self.count, widened);
             self.add_values(rows, part, &weights, sums);
         }
         found

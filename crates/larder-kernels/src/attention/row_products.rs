@@ -5,9 +5,14 @@ use std::ops::Range;
 use larder_core::{NumberFormat, ROW_GROUP};
 
 use super::KvTensor;
+use super::kv_tensor::WIDENED_ROWS;
+use crate::formats::widen;
 use crate::inputs::bytes_of;
 use crate::kernel_set::{KernelSet, StridedRows, Sums};
 use crate::weights::Panel;
+
+/// Up to this number of uses, rows in f16 and bf16 are widened in each.
+const USES_OF_NARROW_ROWS: usize = 8;
 
 /// The rows of one head.
 pub struct RowProducts<'a> {
@@ -38,7 +43,7 @@ impl RowProducts<'_> {
                 let next = groups.peek().or(pages.peek()).map_or(&[][..], |next| &next[..next.len().min(bytes.len())]);
                 let rows = bytes.len() / tensor.row_bytes;
                 let stored = StridedRows { kind: tensor.kind, bytes, row_bytes: tensor.row_bytes };
-                let StridedRows { kind, bytes, row_bytes } = stored.in_floats(set, tensor.width, widened);
+                let StridedRows { kind, bytes, row_bytes } = stored.in_floats(set, tensor.width, x.len(), widened);
                 let panel = Panel { kind, blocks: tensor.width, rows, row_bytes, interleaved: false, bytes, next };
                 (set.floats)(&[panel], x, sums);
                 take(done..done + rows, sums);
@@ -54,19 +59,26 @@ impl<'a> StridedRows<'a> {
         StridedRows { kind: tensor.kind, bytes: tensor.rows(head, positions), row_bytes: tensor.row_bytes }
     }
 
-    /// The same rows in a float format: those in `q8_0`, of which there are at most [`ROW_GROUP`], are widened into
-    /// `widened`.
-    pub fn in_floats<'b>(self, set: &KernelSet, width: usize, widened: &'b mut Vec<f32>) -> StridedRows<'b>
+    /// The same rows in a float format, for `uses` of each: those in `q8_0`, and others that are used more often than
+    /// is worth widening them each time, are widened into `widened`. There are at most [`WIDENED_ROWS`].
+    pub fn in_floats<'b>(self, set: &KernelSet, width: usize, uses: usize, widened: &'b mut Vec<f32>) -> StridedRows<'b>
     where
         'a: 'b,
     {
-        if self.kind.is_float() {
+        let is_float = self.kind.is_float();
+        if self.kind == NumberFormat::F32 || is_float && uses <= USES_OF_NARROW_ROWS {
             return self;
         }
-        widened.resize(widened.len().max(ROW_GROUP * width), 0.0);
+        widened.resize(widened.len().max(WIDENED_ROWS * width), 0.0);
         let rows = self.bytes.chunks(self.row_bytes);
         let widened = &mut widened[..rows.len() * width];
-        rows.zip(widened.chunks_exact_mut(width)).for_each(|(row, out)| (set.widen_q8_0)(row, out));
+        for (row, out) in rows.zip(widened.chunks_exact_mut(width)) {
+            if is_float {
+                widen(self.kind, &row[..width * self.kind.block_bytes()], out);
+            } else {
+                (set.widen_q8_0)(row, out);
+            }
+        }
         StridedRows { kind: NumberFormat::F32, bytes: bytes_of(widened), row_bytes: width * size_of::<f32>() }
     }
 }

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use super::primitives::{Avx2, NONE};
 use crate::simd::byte_lanes::ByteLanes;
 
-impl Avx2 {
+impl<const VNNI: bool> Avx2<VNNI> {
     /// Bits `4 · k` to `4 · k + 3` of every lane: all bits of a byte are set if its bit is.
     #[inline(always)]
     fn spread(self, bits: __m256i, k: usize) -> __m256i {
@@ -21,7 +21,7 @@ impl Avx2 {
     }
 }
 
-impl ByteLanes for Avx2 {
+impl<const VNNI: bool> ByteLanes for Avx2<VNNI> {
     type Bytes = __m256i;
     type Signed = __m256i;
 

@@ -11,21 +11,37 @@ use larder_core::NumberFormat;
 use self::primitives::Avx2;
 pub use self::primitives::prefetch;
 use crate::block::{BLOCK, Block};
-use crate::kernel_set::{KernelSet, StridedRows, Sums};
+use crate::kernel_set::{KernelSet, StridedRows, StripKernels, Sums};
 use crate::simd::blocks::check;
 use crate::simd::products::products;
+use crate::simd::strips::{multiply, unpack};
 use crate::simd::weighted_sums::weighted_sums as add_weighted;
 use crate::simd::{BF16, F16, F32};
 use crate::weights::Panel;
 
 /// The kernels, if this processor can run them.
 pub fn set() -> Option<KernelSet> {
-    Avx2::detect()?;
-    Some(KernelSet { name: "avx2", blocks, floats, weighted_sums, widen_q8_0, quantise })
+    of::<false>("avx2")
 }
 
-fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
-    products(Avx2::detect().expect("the set was chosen because the processor has it"), panels, x, out);
+/// The kernels with AVX-VNNI, if this processor can run them.
+pub fn with_vnni() -> Option<KernelSet> {
+    of::<true>("avx2+vnni")
+}
+
+fn of<const VNNI: bool>(name: &'static str) -> Option<KernelSet> {
+    Avx2::<VNNI>::detect()?;
+    let strips = StripKernels {
+        least: 12,
+        unpack: |panels, blocks, strip| unpack(simd::<VNNI>(), panels, blocks, strip),
+        multiply: |strip, x, first, next, sums| multiply(simd::<VNNI>(), strip, x, first, next, sums),
+    };
+    let blocks = |panels: &[Panel], x: &[&[Block]], out: &mut [Sums]| products(simd::<VNNI>(), panels, x, out);
+    Some(KernelSet { name, blocks, strips: Some(strips), floats, weighted_sums, widen_q8_0, quantise })
+}
+
+fn simd<const VNNI: bool>() -> Avx2<VNNI> {
+    Avx2::detect().expect("the set was chosen because the processor has it")
 }
 
 fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
@@ -44,7 +60,7 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
 }
 
 fn weighted_sums(rows: StridedRows, factors: &[&[f32]], out: &mut [&mut [f32]]) {
-    add_weighted(Avx2::detect().expect("the set was chosen because the processor has it"), rows, factors, out);
+    add_weighted(simd::<false>(), rows, factors, out);
 }
 
 fn widen_q8_0(row: &[u8], out: &mut [f32]) {

@@ -2,7 +2,7 @@
 //!
 //! One instruction multiplies unsigned with signed bytes and adds pairs, so signed weights either have an offset, which
 //! is subtracted by way of the sums of the activations, or pass their sign to the activations. Sums of pairs stay in 16
-//! bits as long as they cannot overflow.
+//! bits as long as they cannot overflow. With AVX-VNNI one instruction multiplies four of them and adds the products.
 #![allow(unsafe_code)]
 // The number of a token, a row or a run is the index of several arrays.
 #![allow(clippy::needless_range_loop)]
@@ -16,19 +16,22 @@ use larder_core::ROW_GROUP;
 use super::floats;
 use crate::simd::blocks::Blocks;
 use crate::simd::byte_lanes::ByteLanes;
+use crate::simd::strips::SomeTokens;
 use crate::simd::token_blocks::TokenBlocks;
 use crate::simd::{Simd, Task};
 
-/// Shows that this processor has AVX2, FMA and F16C, which is why every block of `unsafe` here is sound that has no
-/// other reason.
+/// Shows that this processor has AVX2, FMA and F16C, and AVX-VNNI if `VNNI`, which is why every block of `unsafe` here
+/// is sound that has no other reason.
 #[derive(Clone, Copy)]
-pub struct Avx2(());
+pub struct Avx2<const VNNI: bool>(());
 
-impl Avx2 {
+impl<const VNNI: bool> Avx2<VNNI> {
     /// If the processor has the instructions.
     pub fn detect() -> Option<Self> {
-        let able =
-            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        let able = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+            && (!VNNI || is_x86_feature_detected!("avxvnni"));
         able.then_some(Avx2(()))
     }
 
@@ -64,6 +67,14 @@ impl Avx2 {
         // SAFETY: see `Avx2`.
         unsafe {
             let mut sums = [_mm256_setzero_si256(); N];
+            if VNNI {
+                for k in first..first + len {
+                    for t in 0..N {
+                        sums[t] = _mm256_dpbusd_avx_epi32(sums[t], w[k], _mm256_set1_epi32(x.four(t, k)));
+                    }
+                }
+                return sums;
+            }
             let mut k = first;
             while k < first + len {
                 let pairs = self.pairs(w, k, fit, x);
@@ -93,11 +104,28 @@ impl Avx2 {
                 for t in 0..N {
                     // 2 · 128 · 127 fits 16 bits, and twice as much does not.
                     let x = _mm256_sign_epi8(_mm256_set1_epi32(x.four(t, k)), w[k]);
+                    if VNNI {
+                        dots[t] = _mm256_dpbusd_avx_epi32(dots[t], size, x);
+                        continue;
+                    }
                     let pairs = _mm256_maddubs_epi16(size, x);
                     dots[t] = _mm256_add_epi32(dots[t], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
                 }
             }
             dots
+        }
+    }
+
+    /// Stores runs of bytes, each byte larger by `raise`.
+    #[inline(always)]
+    fn store_runs(self, w: &[__m256i; 8], raise: i16, to: &mut [u8]) {
+        let to = &mut to[..8 * 32];
+        for (k, w) in w.iter().enumerate() {
+            // SAFETY: see `Avx2`; 32 bytes.
+            unsafe {
+                let raised = _mm256_add_epi8(*w, _mm256_set1_epi8(raise.to_le_bytes()[0].cast_signed()));
+                _mm256_storeu_si256(to.as_mut_ptr().add(32 * k).cast(), raised);
+            }
         }
     }
 
@@ -139,18 +167,24 @@ const fn fitting(max: u8) -> usize {
     }
 }
 
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const LANES: usize = ROW_GROUP;
-    const TOKENS: usize = 4;
+    const REGISTERS: usize = 16;
+    const STRIP_TOKENS: usize = 3;
+    const STRIP_TOKENS_IN_HALVES: usize = 3;
     type Floats = __m256;
 
     fn run<T: Task<Self>>(self, task: T) {
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn compiled<T: Task<Avx2>>(simd: Avx2, task: T) {
+        fn compiled<S, T: Task<S>>(simd: S, task: T) {
+            task.run(simd);
+        }
+        #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+        fn with_vnni<S, T: Task<S>>(simd: S, task: T) {
             task.run(simd);
         }
         // SAFETY: see `Avx2`.
-        unsafe { compiled(self, task) }
+        unsafe { if const { VNNI } { with_vnni(self, task) } else { compiled(self, task) } }
     }
 
     #[inline(always)]
@@ -313,6 +347,89 @@ impl Simd for Avx2 {
                 }
             }
             dots
+        }
+    }
+
+    #[inline(always)]
+    fn store_unsigned<const MAX: u8, const OFFSET: i16>(self, w: &[__m256i; 8], to: &mut [u8]) -> (usize, i32) {
+        self.store_runs(w, if VNNI { 128 - OFFSET } else { 0 }, to);
+        if VNNI { (0, 128) } else { (fitting(MAX), OFFSET.into()) }
+    }
+
+    #[inline(always)]
+    fn store_signed(self, w: &[__m256i; 8], to: &mut [u8]) -> (usize, i32) {
+        self.store_runs(w, if VNNI { 128 } else { 0 }, to);
+        (0, if VNNI { 128 } else { 0 })
+    }
+
+    #[inline(always)]
+    unsafe fn strip_dots<const FIT: usize, const PARTS: usize, const N: usize>(
+        self,
+        bytes: *const u8,
+        part: usize,
+        offset: i32,
+        x: TokenBlocks<N>,
+    ) -> [[__m256; N]; 2] {
+        // SAFETY: see `Avx2`; the bytes are there, as the caller guarantees.
+        unsafe {
+            let mut sums = [[_mm256_setzero_si256(); N]; 2];
+            for t in 0..N {
+                let start = _mm256_set1_epi32(match FIT {
+                    _ if VNNI => x.begin::<128, PARTS>(t, part),
+                    0 => 0,
+                    _ => x.begin_at::<PARTS>(t, part, offset),
+                });
+                (sums[0][t], sums[1][t]) = (start, start);
+            }
+            let (mut pairs, ones) = ([[_mm256_setzero_si256(); N]; 2], _mm256_set1_epi16(1));
+            let first = 8 / PARTS * part;
+            for k in first..first + 8 / PARTS {
+                let starts = FIT == 0 || (k - first).is_multiple_of(FIT);
+                let ends = FIT == 0 || k + 1 == first + 8 / PARTS || (k + 1 - first).is_multiple_of(FIT);
+                if VNNI {
+                    let w = [
+                        _mm256_loadu_si256(bytes.add(32 * k).cast()),
+                        _mm256_loadu_si256(bytes.add(32 * (8 + k)).cast()),
+                    ];
+                    for t in 0..N {
+                        let x = _mm256_set1_epi32(x.four(t, k));
+                        sums[0][t] = _mm256_dpbusd_avx_epi32(sums[0][t], w[0], x);
+                        sums[1][t] = _mm256_dpbusd_avx_epi32(sums[1][t], w[1], x);
+                    }
+                    continue;
+                }
+                for v in 0..2 {
+                    let w = _mm256_loadu_si256(bytes.add(32 * (8 * v + k)).cast());
+                    let size = if FIT == 0 { _mm256_abs_epi8(w) } else { w };
+                    for t in 0..N {
+                        let mut x = _mm256_set1_epi32(x.four(t, k));
+                        if FIT == 0 {
+                            x = _mm256_sign_epi8(x, w);
+                        }
+                        let products = _mm256_maddubs_epi16(size, x);
+                        pairs[v][t] = if starts { products } else { _mm256_add_epi16(pairs[v][t], products) };
+                        if ends {
+                            sums[v][t] = _mm256_add_epi32(sums[v][t], _mm256_madd_epi16(pairs[v][t], ones));
+                        }
+                    }
+                }
+            }
+            let mut dots = [[_mm256_setzero_ps(); N]; 2];
+            for t in 0..N {
+                dots[0][t] = _mm256_cvtepi32_ps(sums[0][t]);
+                dots[1][t] = _mm256_cvtepi32_ps(sums[1][t]);
+            }
+            dots
+        }
+    }
+
+    fn strip_task(self, fit: usize, task: SomeTokens) {
+        if const { VNNI } || fit == 0 {
+            task.by_form::<Self, 0>(self);
+        } else if fit == 8 {
+            task.by_form::<Self, 8>(self);
+        } else {
+            task.by_form::<Self, 2>(self);
         }
     }
 

@@ -59,12 +59,12 @@ unsafe fn tiles<const KIND: u8, const R: usize, const N: usize>(panel: &Panel, x
                 }
             }
         }
-        for (t, sums) in sums.into_iter().enumerate() {
-            for (r, sum) in sums.into_iter().enumerate().take(panel.rows - first) {
+        let sums = reduce(&sums);
+        for (t, sums) in sums.iter().enumerate() {
+            for (r, sum) in sums.iter().enumerate().take(panel.rows - first) {
                 let tail = (body..).zip(&x[t][body..]);
                 // SAFETY: the row has as many values as the token.
-                out[t][first + r] =
-                    tail.fold(reduce(sum), |sum, (c, x)| unsafe { one::<KIND>(rows[r], c).mul_add(*x, sum) });
+                out[t][first + r] = tail.fold(*sum, |sum, (c, x)| unsafe { one::<KIND>(rows[r], c).mul_add(*x, sum) });
             }
         }
     }
@@ -110,15 +110,36 @@ unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
     }
 }
 
-/// Adds lane i + 8 to lane i, then + 4, + 2, + 1.
+/// For up to sixteen pairs of token and row: adds lane i + 8 to lane i, then + 4, + 2, + 1. After each step two
+/// registers of half as many sums each are joined to one.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn reduce(lanes: __m512) -> f32 {
-    let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(lanes)));
-    let sum = _mm256_add_ps(_mm512_castps512_ps256(lanes), high);
-    let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
-    let sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
-    _mm_cvtss_f32(_mm_add_ss(sum, _mm_shuffle_ps::<1>(sum, sum)))
+fn reduce<const R: usize, const N: usize>(lanes: &[[__m512; R]; N]) -> [[f32; R]; N] {
+    const { assert!(R * N <= 16) };
+    // The steps exchange them, and in this order they end where they belong.
+    const ORDER: [usize; 16] = [0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15];
+    let of = |i: usize| {
+        let pair = ORDER[i];
+        if pair < R * N { lanes[pair / R][pair % R] } else { _mm512_setzero_ps() }
+    };
+    let eights: [__m512; 8] = std::array::from_fn(|i| {
+        let (a, b) = (of(i), of(i + 8));
+        _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xEE>(a, b))
+    });
+    let fours: [__m512; 4] = std::array::from_fn(|i| {
+        let (a, b) = (eights[i], eights[i + 4]);
+        _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xDD>(a, b))
+    });
+    let twos: [__m512; 2] = std::array::from_fn(|i| {
+        let (a, b) = (fours[i], fours[i + 2]);
+        _mm512_add_ps(_mm512_shuffle_ps::<0x44>(a, b), _mm512_shuffle_ps::<0xEE>(a, b))
+    });
+    let [a, b] = twos;
+    let ones = _mm512_add_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xDD>(a, b));
+    let mut sums = [0.0; 16];
+    // SAFETY: sixteen floats are written.
+    unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), ones) };
+    std::array::from_fn(|t| std::array::from_fn(|r| sums[t * R + r]))
 }
 
 /// The values of a block in `q8_0`: the scale times each integer.

@@ -10,9 +10,10 @@ use larder_core::NumberFormat;
 
 use self::primitives::Avx512;
 use crate::block::{BLOCK, Block};
-use crate::kernel_set::{KernelSet, StridedRows, Sums};
+use crate::kernel_set::{KernelSet, StridedRows, StripKernels, Sums};
 use crate::simd::blocks::check;
 use crate::simd::products::products;
+use crate::simd::strips::{multiply, unpack};
 use crate::simd::weighted_sums::weighted_sums as add_weighted;
 use crate::simd::{BF16, F16, F32};
 use crate::weights::Panel;
@@ -20,11 +21,21 @@ use crate::weights::Panel;
 /// The kernels, if this processor can run them.
 pub fn set() -> Option<KernelSet> {
     Avx512::detect()?;
-    Some(KernelSet { name: "avx512", blocks, floats, weighted_sums, widen_q8_0, quantise })
+    Some(KernelSet { name: "avx512", blocks, strips: Some(STRIPS), floats, weighted_sums, widen_q8_0, quantise })
+}
+
+const STRIPS: StripKernels = StripKernels {
+    least: 7,
+    unpack: |panels, blocks, strip| unpack(simd(), panels, blocks, strip),
+    multiply: |strip, x, first, next, sums| multiply(simd(), strip, x, first, next, sums),
+};
+
+fn simd() -> Avx512 {
+    Avx512::detect().expect("the set was chosen because the processor has it")
 }
 
 fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
-    products(Avx512::detect().expect("the set was chosen because the processor has it"), panels, x, out);
+    products(simd(), panels, x, out);
 }
 
 fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
@@ -43,7 +54,7 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
 }
 
 fn weighted_sums(rows: StridedRows, factors: &[&[f32]], out: &mut [&mut [f32]]) {
-    add_weighted(Avx512::detect().expect("the set was chosen because the processor has it"), rows, factors, out);
+    add_weighted(simd(), rows, factors, out);
 }
 
 fn widen_q8_0(row: &[u8], out: &mut [f32]) {

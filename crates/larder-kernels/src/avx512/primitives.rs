@@ -73,7 +73,9 @@ unsafe fn two(first: *const u8, second: *const u8) -> __m512i {
 
 impl Simd for Avx512 {
     const LANES: usize = LANES;
-    const TOKENS: usize = 8;
+    const REGISTERS: usize = 32;
+    const STRIP_TOKENS: usize = 6;
+    const STRIP_TOKENS_IN_HALVES: usize = 4;
     type Floats = __m512;
 
     fn run<T: Task<Self>>(self, task: T) {
@@ -245,6 +247,61 @@ impl Simd for Avx512 {
         x: TokenBlocks<N>,
     ) -> [[__m512; N]; PARTS] {
         self.dots::<255, 128, PARTS, N>(w, x)
+    }
+
+    #[inline(always)]
+    fn store_unsigned<const MAX: u8, const OFFSET: i16>(self, w: &[__m512i; 8], to: &mut [u8]) -> (usize, i32) {
+        // SAFETY: see `Avx512`.
+        let raise = unsafe { _mm512_set1_epi8((128 - OFFSET).to_le_bytes()[0].cast_signed()) };
+        let mut raised = *w;
+        for w in &mut raised {
+            // SAFETY: see `Avx512`.
+            *w = unsafe { _mm512_add_epi8(*w, raise) };
+        }
+        self.store_signed(&raised, to)
+    }
+
+    #[inline(always)]
+    fn store_signed(self, w: &[__m512i; 8], to: &mut [u8]) -> (usize, i32) {
+        let to = &mut to[..8 * 64];
+        for (k, w) in w.iter().enumerate() {
+            // SAFETY: see `Avx512`; 64 bytes.
+            unsafe { _mm512_storeu_si512(to.as_mut_ptr().add(64 * k).cast(), *w) };
+        }
+        (0, 128)
+    }
+
+    #[inline(always)]
+    unsafe fn strip_dots<const FIT: usize, const PARTS: usize, const N: usize>(
+        self,
+        bytes: *const u8,
+        part: usize,
+        _: i32,
+        x: TokenBlocks<N>,
+    ) -> [[__m512; N]; 2] {
+        // SAFETY: see `Avx512`; the bytes are there, as the caller guarantees.
+        unsafe {
+            let mut sums = [[_mm512_setzero_si512(); N]; 2];
+            for t in 0..N {
+                let start = _mm512_set1_epi32(x.begin::<128, PARTS>(t, part));
+                (sums[0][t], sums[1][t]) = (start, start);
+            }
+            for k in 8 / PARTS * part..8 / PARTS * (part + 1) {
+                let w =
+                    [_mm512_loadu_si512(bytes.add(64 * k).cast()), _mm512_loadu_si512(bytes.add(64 * (8 + k)).cast())];
+                for t in 0..N {
+                    let x = _mm512_set1_epi32(x.four(t, k));
+                    sums[0][t] = _mm512_dpbusd_epi32(sums[0][t], w[0], x);
+                    sums[1][t] = _mm512_dpbusd_epi32(sums[1][t], w[1], x);
+                }
+            }
+            let mut dots = [[_mm512_setzero_ps(); N]; 2];
+            for t in 0..N {
+                dots[0][t] = _mm512_cvtepi32_ps(sums[0][t]);
+                dots[1][t] = _mm512_cvtepi32_ps(sums[1][t]);
+            }
+            dots
+        }
     }
 
     #[inline(always)]

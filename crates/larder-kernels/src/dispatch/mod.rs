@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use crate::kernel_set::KernelSet;
 use crate::portable;
 
-/// The name of the instruction set whose kernels are used on this processor: `avx512`, `avx2`, `neon+dotprod`, `neon`
+/// The name of the instruction set whose kernels are used on this processor: `avx512`, `avx2+vnni`, `avx2`, `neon+dotprod`, `neon`
 /// or `portable`.
 pub fn instruction_set() -> &'static str {
     best().name
@@ -15,6 +15,8 @@ pub fn instruction_set() -> &'static str {
 const TABLE: &[fn() -> Option<KernelSet>] = &[
     #[cfg(target_arch = "x86_64")]
     crate::avx512::set,
+    #[cfg(target_arch = "x86_64")]
+    crate::avx2::with_vnni,
     #[cfg(target_arch = "x86_64")]
     crate::avx2::set,
     #[cfg(target_arch = "aarch64")]

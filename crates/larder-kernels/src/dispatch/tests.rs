@@ -6,9 +6,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::block::{BLOCK, Block};
 use crate::inputs::{InputBuffer, Inputs};
-use crate::kernel_set::{MAX_PANELS, MAX_TOKENS, StridedRows, Sums};
+use crate::kernel_set::{MAX_PANELS, MAX_TOKENS, StridedRows, StripKernels, Sums};
+use crate::simd::strips::{STRIP_BLOCKS, STRIP_PANELS, STRIP_ROWS, Strip, StripSums};
 use crate::testing::{Noise, blocks_with_values, ordered, set_scales};
-use crate::weights::{WeightMatrix, widen_row};
+use crate::weights::{Panel, WeightMatrix, widen_row};
 
 /// Products of every panel of a matrix with all tokens: `[tokens][rows]`.
 fn product(set: &KernelSet, weights: WeightMatrix, x: Inputs) -> Vec<Vec<f32>> {
@@ -28,6 +29,30 @@ fn product(set: &KernelSet, weights: WeightMatrix, x: Inputs) -> Vec<Vec<f32>> {
         }
     }
     out
+}
+
+/// Products of the only strip of a matrix with all tokens: `[tokens][rows]`.
+fn strip_product(kernels: &StripKernels, weights: WeightMatrix, x: Inputs) -> Vec<Vec<f32>> {
+    let panels: [_; STRIP_PANELS] = std::array::from_fn(|i| weights.panels().get(i));
+    let tokens: Vec<_> = (0..x.tokens()).map(|t| x.blocks(t)).collect();
+    let mut sums = vec![StripSums([0.0; STRIP_ROWS]); tokens.len()];
+    multiply_strip(kernels, &panels, &tokens, &mut Strip::new(), &mut sums);
+    sums.iter().map(|sums| sums.0.to_vec()).collect()
+}
+
+fn multiply_strip(
+    kernels: &StripKernels,
+    panels: &[Panel; STRIP_PANELS],
+    x: &[&[Block]],
+    strip: &mut Strip,
+    sums: &mut [StripSums],
+) {
+    let each = panels[0].kind.block_len() / BLOCK;
+    let step = STRIP_BLOCKS / each;
+    for from in (0..panels[0].blocks).step_by(step) {
+        (kernels.unpack)(panels, from..panels[0].blocks.min(from + step), strip);
+        (kernels.multiply)(strip, x, from * each, &[], sums);
+    }
 }
 
 fn bits(out: &[Vec<f32>]) -> Vec<Vec<u32>> {
@@ -64,6 +89,31 @@ proptest! {
             for order in RowOrder::ALL {
                 let bytes = ordered(kind, order, rows, cols, &plain);
                 let got = product(&set, WeightMatrix { order, bytes: &bytes[1..], ..weights }, x);
+                prop_assert_eq!(bits(&got), bits(&want), "{} {} {}", set.name, kind, order);
+            }
+        }
+    }
+
+    /// Of all tokens at once, and in one or several parts of a row.
+    #[test]
+    fn strips_give_the_bits_of_the_definition(
+        seed: u64, kind in 0..NumberFormat::ALL.len(), size in 1..=SIZES, tokens in 1..=BATCH,
+    ) {
+        let kind = NumberFormat::ALL[kind];
+        if kind.is_float() {
+            return Ok(());
+        }
+        let (rows, cols) = (STRIP_ROWS, cols(kind, size));
+        let mut noise = Noise::new(seed);
+        let plain = noise.weights(kind, rows, cols);
+        let (mut buffer, activations) = (InputBuffer::new(), noise.values(tokens * cols));
+        let x = buffer.fill(&activations, cols, true);
+        let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, scale: 1.0, bytes: &plain };
+        let want = product(&portable::set().unwrap(), weights, x);
+        for (set, strips) in all().filter_map(|set| Some((set, set.strips?))) {
+            for order in RowOrder::ALL {
+                let bytes = ordered(kind, order, rows, cols, &plain);
+                let got = strip_product(&strips, WeightMatrix { order, bytes: &bytes[1..], ..weights }, x);
                 prop_assert_eq!(bits(&got), bits(&want), "{} {} {}", set.name, kind, order);
             }
         }
@@ -240,25 +290,46 @@ fn odd_scales_give_the_same_in_every_set() {
     }
 }
 
-/// Billions of multiplications and additions per second of one call: two panels of 2,048 columns, in the cache.
-fn rate(set: &KernelSet, kind: NumberFormat, tokens: usize) -> f64 {
-    let (rows, cols) = (2 * larder_core::ROW_GROUP, 2048);
+/// Billions of multiplications and additions per second of one call: four panels of 2,048 columns, in the cache.
+fn rate(set: &KernelSet, kind: NumberFormat, tokens: usize, in_strips: bool) -> f64 {
+    let (rows, cols) = (STRIP_ROWS, 2048);
     let mut noise = Noise::new(9);
     let plain = noise.weights(kind, rows, cols);
     let bytes = ordered(kind, RowOrder::best(kind), rows, cols, &plain);
     let weights = WeightMatrix { kind, order: RowOrder::best(kind), rows, cols, scale: 1.0, bytes: &bytes[1..] };
     let (mut buffer, activations) = (InputBuffer::new(), noise.values(tokens * cols));
     let x = buffer.fill(&activations, cols, true);
-    let x: Vec<_> = (0..tokens).map(|t| x.blocks(t)).collect();
-    let panels = [weights.panels().get(0), weights.panels().get(1)];
+    let blocks: Vec<_> = (0..tokens).map(|t| x.blocks(t)).collect();
+    let panels: [_; STRIP_PANELS] = std::array::from_fn(|i| weights.panels().get(i));
     let mut sums = vec![Sums::default(); 2 * tokens];
+    let (mut strip, mut strip_sums) = (Strip::new(), vec![StripSums([0.0; STRIP_ROWS]); tokens]);
     let once = |_| {
         let start = std::time::Instant::now();
-        (set.blocks)(&panels, &x, &mut sums);
+        match set.strips {
+            Some(strips) if in_strips => multiply_strip(&strips, &panels, &blocks, &mut strip, &mut strip_sums),
+            _ => panels.chunks(2).for_each(|pair| (set.blocks)(pair, &blocks, &mut sums)),
+        }
         start.elapsed().as_secs_f64()
     };
     let best = (0..2000 / tokens + 20).map(once).fold(f64::MAX, f64::min);
     2.0 * (rows * cols * tokens) as f64 / best / 1e9
+}
+
+/// `RATES=1 cargo test --release -p larder-kernels -- --ignored --nocapture rates_in_strips`.
+#[test]
+#[ignore = "measures: prints the rates of every set, with strips and without"]
+fn rates_in_strips() {
+    for set in all().filter(|set| set.strips.is_some()) {
+        println!("{}", set.name);
+        for kind in NumberFormat::ALL.into_iter().filter(|kind| !kind.is_float()) {
+            let cells = [4, 8, 12, 16, 24, 48, 128].map(|tokens| {
+                let [apart, strips] = [false, true]
+                    .map(|in_strips| rate(&set, kind, tokens.min(MAX_TOKENS + 64 * usize::from(in_strips)), in_strips));
+                format!("{tokens:4}: {apart:6.1} {strips:6.1}")
+            });
+            println!("{:8}{}", kind.name(), cells.concat());
+        }
+    }
 }
 
 #[test]
@@ -266,7 +337,7 @@ fn rate(set: &KernelSet, kind: NumberFormat, tokens: usize) -> f64 {
 fn every_set_is_faster_than_the_definition() {
     println!("{:8}{}", "", all().map(|set| format!("{:>24}", set.name)).collect::<String>());
     for kind in NumberFormat::ALL.into_iter().filter(|kind| !kind.is_float()) {
-        let rates: Vec<_> = all().map(|set| [1, 4, 16, 64].map(|tokens| rate(&set, kind, tokens))).collect();
+        let rates: Vec<_> = all().map(|set| [1, 4, 16, 64].map(|tokens| rate(&set, kind, tokens, false))).collect();
         let cells = rates.iter().map(|rates| rates.map(|rate| format!("{rate:6.1}")).concat());
         println!("{:8}{}", kind.name(), cells.collect::<String>());
         let definition = rates.last().expect("the definition is a set");

@@ -19,9 +19,10 @@ use self::dots::{Sdot, Smull};
 use self::primitives::Neon;
 use crate::block::{BLOCK, Block};
 use crate::formats::q8_0::widen_q8_0;
-use crate::kernel_set::{KernelSet, StridedRows, Sums};
+use crate::kernel_set::{KernelSet, StridedRows, StripKernels, Sums};
 use crate::simd::blocks::check;
 use crate::simd::products::products;
+use crate::simd::strips::{multiply, unpack};
 use crate::simd::weighted_sums::weighted_sums as add_weighted;
 use crate::simd::{BF16, F16, F32};
 use crate::weights::Panel;
@@ -29,18 +30,33 @@ use crate::weights::Panel;
 /// The kernels that use dot products of bytes, if this processor has them.
 pub fn with_dot_products() -> Option<KernelSet> {
     Sdot::detect()?;
-    let blocks = blocks_with_dot_products;
-    Some(KernelSet { name: "neon+dotprod", blocks, floats, weighted_sums, widen_q8_0, quantise })
+    let (blocks, strips) = (blocks_with_dot_products, Some(STRIPS_WITH_DOT_PRODUCTS));
+    Some(KernelSet { name: "neon+dotprod", blocks, strips, floats, weighted_sums, widen_q8_0, quantise })
 }
 
 /// The kernels that every 64-bit Arm processor can run.
 pub fn set() -> Option<KernelSet> {
-    Some(KernelSet { name: "neon", blocks, floats, weighted_sums, widen_q8_0, quantise })
+    Some(KernelSet { name: "neon", blocks, strips: Some(STRIPS), floats, weighted_sums, widen_q8_0, quantise })
+}
+
+const STRIPS: StripKernels = StripKernels {
+    least: 9,
+    unpack: |panels, blocks, strip| unpack(Neon(Smull), panels, blocks, strip),
+    multiply: |strip, x, first, next, sums| multiply(Neon(Smull), strip, x, first, next, sums),
+};
+
+const STRIPS_WITH_DOT_PRODUCTS: StripKernels = StripKernels {
+    least: 9,
+    unpack: |panels, blocks, strip| unpack(dot_products(), panels, blocks, strip),
+    multiply: |strip, x, first, next, sums| multiply(dot_products(), strip, x, first, next, sums),
+};
+
+fn dot_products() -> Neon<Sdot> {
+    Neon(Sdot::detect().expect("the set was chosen because the processor has them"))
 }
 
 fn blocks_with_dot_products(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
-    let simd = Neon(Sdot::detect().expect("the set was chosen because the processor has them"));
-    products(simd, panels, x, out);
+    products(dot_products(), panels, x, out);
 }
 
 fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {

@@ -42,7 +42,9 @@ impl<D: Dot> Neon<D> {
 
 impl<D: Dot> Simd for Neon<D> {
     const LANES: usize = LANES;
-    const TOKENS: usize = 4;
+    const REGISTERS: usize = 32;
+    const STRIP_TOKENS: usize = 4;
+    const STRIP_TOKENS_IN_HALVES: usize = 4;
     type Floats = float32x4_t;
 
     fn run<T: Task<Self>>(self, task: T) {
@@ -187,6 +189,49 @@ impl<D: Dot> Simd for Neon<D> {
         x: TokenBlocks<N>,
     ) -> [[float32x4_t; N]; PARTS] {
         self.dots::<128, 0, PARTS, N>(w, x)
+    }
+
+    #[inline(always)]
+    fn store_unsigned<const MAX: u8, const OFFSET: i16>(self, w: &[uint8x16_t; 8], to: &mut [u8]) -> (usize, i32) {
+        let mut signed = *w;
+        for w in &mut signed {
+            *w = self.minus(*w, OFFSET.to_le_bytes()[0]);
+        }
+        self.store_signed(&signed, to)
+    }
+
+    #[inline(always)]
+    fn store_signed(self, w: &[uint8x16_t; 8], to: &mut [u8]) -> (usize, i32) {
+        for (w, to) in w.iter().zip(to.as_chunks_mut::<16>().0) {
+            // SAFETY: see `Neon`; sixteen bytes.
+            unsafe { vst1q_u8(to.as_mut_ptr(), *w) };
+        }
+        (0, 0)
+    }
+
+    #[inline(always)]
+    unsafe fn strip_dots<const FIT: usize, const PARTS: usize, const N: usize>(
+        self,
+        bytes: *const u8,
+        part: usize,
+        _: i32,
+        x: TokenBlocks<N>,
+    ) -> [[float32x4_t; N]; 2] {
+        // SAFETY: see `Neon`; the bytes are there, as the caller guarantees.
+        unsafe {
+            let mut dots = [[vdupq_n_f32(0.0); N]; 2];
+            for v in 0..2 {
+                let mut w = [vdupq_n_u8(0); 8];
+                for k in 8 / PARTS * part..8 / PARTS * (part + 1) {
+                    w[k] = vld1q_u8(bytes.add(16 * (8 * v + k)));
+                }
+                let sums = self.add_dots([vdupq_n_s32(0); N], &w, (8 / PARTS * part, 8 / PARTS), 128, x);
+                for t in 0..N {
+                    dots[v][t] = vcvtq_f32_s32(sums[t]);
+                }
+            }
+            dots
+        }
     }
 
     #[inline(always)]

@@ -10,7 +10,8 @@ use crate::block::Block;
 use crate::disjoint::Disjoint;
 use crate::dispatch;
 use crate::inputs::Inputs;
-use crate::kernel_set::{KernelSet, MAX_PANELS, MAX_TOKENS, Sums};
+use crate::kernel_set::{KernelSet, MAX_PANELS, MAX_TOKENS, StripKernels, Sums};
+use crate::simd::strips::STRIP_PANELS;
 use crate::thread_pool::ThreadPool;
 use crate::weights::{Panel, WeightMatrix, widen_row};
 
@@ -20,6 +21,10 @@ const MIN_TASK_WORK: usize = 16 * 1024;
 
 /// Products of one fork-join: gate and up of all experts of a common layer.
 const MAX_PRODUCTS: usize = 512;
+
+mod strips;
+
+use strips::in_strips;
 
 /// Tasks per thread, so that other threads can take over the share of a thread that is delayed.
 const TASKS_PER_THREAD: usize = 8;
@@ -76,6 +81,22 @@ impl Product<'_> {
         self.pick.map_or(self.x.tokens(), <[u32]>::len)
     }
 
+    /// The kernels with which weights are unpacked once for all tokens, if these are enough.
+    fn strips(&self, set: &KernelSet) -> Option<StripKernels> {
+        let quantised = self.x.is_quantised() && !self.weights.kind.is_float();
+        set.strips.filter(|strips| quantised && self.tokens() >= strips.least)
+    }
+
+    /// Computes the first panels, as many as there are in whole strips, and returns the rest.
+    fn compute_strips(&self, kernels: &StripKernels, panels: Range<usize>, out: &Disjoint<f32>) -> Range<usize> {
+        let whole = panels.end.min(self.weights.rows / ROW_GROUP);
+        let strips = whole.saturating_sub(panels.start) / STRIP_PANELS;
+        for strip in 0..strips {
+            in_strips(kernels, self, panels.start + strip * STRIP_PANELS, strip + 1 < strips, out);
+        }
+        panels.start + strips * STRIP_PANELS..panels.end
+    }
+
     /// Work in bytes of weights times tokens.
     fn work(&self) -> usize {
         self.weights.bytes.len() * self.tokens()
@@ -83,7 +104,8 @@ impl Product<'_> {
 
     fn panels_per_task(&self, share: usize) -> usize {
         let panel_work = ROW_GROUP * self.weights.panels().row_bytes * self.tokens();
-        (share / panel_work.max(1)).max(1).next_multiple_of(MAX_PANELS)
+        let unit = if self.strips(dispatch::best()).is_some() { STRIP_PANELS } else { MAX_PANELS };
+        (share / panel_work.max(1)).max(1).next_multiple_of(unit)
     }
 
     fn tasks(&self, share: usize) -> usize {
@@ -98,6 +120,13 @@ impl Product<'_> {
         let tokens = self.tokens();
         if !self.weights.kind.is_float() && !self.x.is_quantised() {
             return self.compute_widened(set, panels, out);
+        }
+        let panels = match self.strips(set) {
+            Some(strips) => self.compute_strips(&strips, panels, out),
+            None => panels,
+        };
+        if panels.is_empty() {
+            return;
         }
         for near in (0..tokens).step_by(MAX_TOKENS) {
             let tokens = near..tokens.min(near + MAX_TOKENS);

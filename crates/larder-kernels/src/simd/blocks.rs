@@ -157,6 +157,13 @@ pub fn joined<T>([a, b, c, d]: [T; 4], [e, f, g, h]: [T; 4]) -> [T; 8] {
 
 /// Checks, once per tile, the preconditions of the unsafe kernels. `x` yields the number of values of each token.
 pub fn check(panels: &[Panel], mut x: impl ExactSizeIterator<Item = usize>, out: &[Sums]) {
+    check_rows(panels);
+    let cols = panels[0].cols();
+    assert!(panels.len() * x.len() == out.len() && x.all(|len| len == cols), "activations do not fit the rows");
+}
+
+/// Checks that panels are whole rows of the same shape.
+pub fn check_rows(panels: &[Panel]) {
     let first = &panels[0];
     for panel in panels {
         assert!(
@@ -167,5 +174,4 @@ pub fn check(panels: &[Panel], mut x: impl ExactSizeIterator<Item = usize>, out:
         assert!(panel.rows == ROW_GROUP || !panel.interleaved, "only eight rows are interleaved");
     }
     assert!(first.row_bytes == first.blocks * first.kind.block_bytes(), "a row is not a whole number of blocks");
-    assert!(panels.len() * x.len() == out.len() && x.all(|len| len == first.cols()), "activations do not fit the rows");
 }

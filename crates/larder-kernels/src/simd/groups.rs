@@ -20,6 +20,9 @@ pub trait Groups<S: Simd> {
 pub trait Integers<S: Simd> {
     /// Their exact dot products with a block of each token: whole, or of each of `PARTS` = 2 halves.
     fn dots<const PARTS: usize, const N: usize>(&self, simd: S, x: TokenBlocks<N>) -> [[S::Floats; N]; PARTS];
+
+    /// Stores them as the bytes of a strip: returns what [`Simd::store_unsigned`] does.
+    fn store(&self, simd: S, to: &mut [u8]) -> (usize, i32);
 }
 
 /// Bytes, at most `MAX`, that are `OFFSET` too large.
@@ -30,6 +33,11 @@ impl<S: Simd, const MAX: u8, const OFFSET: i16> Integers<S> for Unsigned<S, MAX,
     fn dots<const PARTS: usize, const N: usize>(&self, simd: S, x: TokenBlocks<N>) -> [[S::Floats; N]; PARTS] {
         simd.dots::<MAX, OFFSET, PARTS, N>(&self.0, x)
     }
+
+    #[inline(always)]
+    fn store(&self, simd: S, to: &mut [u8]) -> (usize, i32) {
+        simd.store_unsigned::<MAX, OFFSET>(&self.0, to)
+    }
 }
 
 /// Signed bytes.
@@ -39,5 +47,10 @@ impl<S: Simd> Integers<S> for Signed<S> {
     #[inline(always)]
     fn dots<const PARTS: usize, const N: usize>(&self, simd: S, x: TokenBlocks<N>) -> [[S::Floats; N]; PARTS] {
         simd.signed_dots::<PARTS, N>(&self.0, x)
+    }
+
+    #[inline(always)]
+    fn store(&self, simd: S, to: &mut [u8]) -> (usize, i32) {
+        simd.store_signed(&self.0, to)
     }
 }

@@ -12,12 +12,14 @@ pub mod blocks;
 pub mod byte_lanes;
 pub mod groups;
 pub mod products;
+pub mod strips;
 pub mod tile;
 pub mod token_blocks;
 pub mod weighted_sums;
 
 use self::blocks::Blocks;
 use self::byte_lanes::ByteLanes;
+use self::strips::SomeTokens;
 use self::token_blocks::TokenBlocks;
 
 /// f32, as a const parameter of functions.
@@ -39,8 +41,13 @@ pub trait Task<S> {
 pub trait Simd: ByteLanes {
     /// Lanes of a vector: rows that are computed at a time. Those of two panels if there are more than in one.
     const LANES: usize;
-    /// Tokens that are computed at a time while their sums are in registers: 4 or 8.
-    const TOKENS: usize;
+
+    /// Registers for vectors: 16 or 32.
+    const REGISTERS: usize;
+    /// Tokens that are multiplied with two vectors of a strip at a time: up to 6, with one scale for each block.
+    const STRIP_TOKENS: usize;
+    /// As many, with a scale for each half of a block.
+    const STRIP_TOKENS_IN_HALVES: usize;
 
     /// An f32 of each row.
     type Floats: Copy;
@@ -86,6 +93,34 @@ pub trait Simd: ByteLanes {
         w: &[Self::Signed; 8],
         x: TokenBlocks<N>,
     ) -> [[Self::Floats; N]; PARTS];
+
+    /// Stores the runs of weights that are the bytes (at most `MAX`) minus `OFFSET` in the form in which
+    /// [`strip_dots`](Simd::strip_dots) takes them. Returns of how many runs the products, added in pairs, fit 16 bits,
+    /// if they are added so, and how much too large the bytes are.
+    fn store_unsigned<const MAX: u8, const OFFSET: i16>(self, w: &[Self::Bytes; 8], to: &mut [u8]) -> (usize, i32);
+
+    /// As [`store_unsigned`](Simd::store_unsigned), of signed weights.
+    fn store_signed(self, w: &[Self::Signed; 8], to: &mut [u8]) -> (usize, i32);
+
+    /// The dot products of a block of the rows of two vectors, whose runs are at `bytes`, with a block of each token:
+    /// of part number `part` of `PARTS`. `FIT` and `offset` are what was returned when they were stored.
+    ///
+    /// # Safety
+    /// They are there.
+    #[allow(unsafe_code)]
+    unsafe fn strip_dots<const FIT: usize, const PARTS: usize, const N: usize>(
+        self,
+        bytes: *const u8,
+        part: usize,
+        offset: i32,
+        x: TokenBlocks<N>,
+    ) -> [[Self::Floats; N]; 2];
+
+    /// Multiplies a strip with some tokens, with `FIT` as a constant.
+    fn strip_task(self, fit: usize, task: SomeTokens) {
+        debug_assert!(fit == 0, "a set with several of them has a function of its own");
+        task.by_form::<Self, 0>(self);
+    }
 
     /// The same value in all lanes.
     fn splat(self, value: f32) -> Self::Floats;

@@ -13,8 +13,8 @@ use crate::formats::{BlockFormat, FormatTask, with_format};
 use crate::kernel_set::Sums;
 use crate::weights::Panel;
 
-/// Groups of tokens for which a block is decoded once.
-const GROUPS: usize = 4;
+/// Groups of four tokens for which a block is decoded once; more tokens are computed in strips.
+const GROUPS: usize = 2;
 
 /// Products of one or two panels with some tokens: `out [panels, tokens]`.
 ///
@@ -78,14 +78,11 @@ fn by_tokens<S: Simd, F: BlockFormat, const INTERLEAVED: bool, const VECTORS: us
             tile::<S, F, INTERLEAVED, VECTORS, 1, 1>(simd, rest, out)
         } else if INTERLEAVED && left <= 2 {
             tile::<S, F, INTERLEAVED, VECTORS, 2, 1>(simd, rest, out)
-        } else if const { INTERLEAVED && S::TOKENS == 4 } && left == 3 {
+        } else if const { INTERLEAVED && S::LANES <= ROW_GROUP } && left == 3 {
             tile::<S, F, INTERLEAVED, VECTORS, 3, 1>(simd, rest, out)
-        } else if const { INTERLEAVED && S::TOKENS == 8 } && left <= 4 {
-            // Not one, because the compiler would mix the groups of a large block, which do not fit the registers.
-            tile::<S, F, INTERLEAVED, VECTORS, 4, 2>(simd, rest, out)
-        } else if const { S::TOKENS == 8 } {
-            tile::<S, F, INTERLEAVED, VECTORS, 8, GROUPS>(simd, rest, out)
         } else {
+            // Several, also where one would do: the compiler would mix those of a large block, which do not fit the
+            // registers.
             tile::<S, F, INTERLEAVED, VECTORS, 4, GROUPS>(simd, rest, out)
         };
         panels.iter_mut().for_each(|panel| panel.next = &[]);

@@ -16,6 +16,13 @@ impl<const N: usize> TokenBlocks<'_, N> {
         unsafe { q.as_ptr().cast::<i32>().read_unaligned() }
     }
 
+    /// As [`begin`](TokenBlocks::begin), with an offset that is known later.
+    #[inline(always)]
+    pub fn begin_at<const PARTS: usize>(&self, t: usize, part: usize, offset: i32) -> i32 {
+        let raised = if PARTS == 1 { self.0[t].raised } else { self.0[t].raised_halves[part] };
+        (raised >> 7) * offset
+    }
+
     /// What the dot product of a token with half `part` of `PARTS` = 2, or with the whole block, begins with if the
     /// weights are `OFFSET` too large.
     #[inline(always)]

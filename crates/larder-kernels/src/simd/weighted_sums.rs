@@ -9,8 +9,8 @@ use super::{BF16, F16, F32, Simd, Task};
 use crate::kernel_set::StridedRows;
 use crate::portable;
 
-/// Adds `factors[n][i] · rows[i]` to `out[n]`, one row after the other. Up to four outputs are computed at a time, so
-/// that a value is loaded and widened once for them, in strips of columns whose sums fit the registers of every set.
+/// Adds `factors[n][i] · rows[i]` to `out[n]`, one row after the other. Up to six outputs are computed at a time, so
+/// that a value is loaded and widened once for them, in strips of columns whose sums fit the registers.
 ///
 /// # Panics
 /// If lengths do not fit.
@@ -33,14 +33,29 @@ struct WeightedSums<'a, 'b, const KIND: u8> {
 impl<S: Simd, const KIND: u8> Task<S> for WeightedSums<'_, '_, KIND> {
     #[inline(always)]
     fn run(self, simd: S) {
-        for (factors, out) in self.factors.chunks(4).zip(self.out.chunks_mut(4)) {
-            match (factors, out) {
-                ([a], [x]) => several::<S, KIND, 1, 8>(simd, self.rows, [a], [x]),
-                ([a, b], [x, y]) => several::<S, KIND, 2, 4>(simd, self.rows, [a, b], [x, y]),
-                ([a, b, c], [x, y, z]) => several::<S, KIND, 3, 2>(simd, self.rows, [a, b, c], [x, y, z]),
-                ([a, b, c, d], [x, y, z, u]) => several::<S, KIND, 4, 2>(simd, self.rows, [a, b, c, d], [x, y, z, u]),
-                _ => unreachable!("chunks of one to four"),
+        // Each size that is left out is one function less to compile.
+        let most = if S::REGISTERS == 32 { 6 } else { 4 };
+        let (mut factors, mut out) = (self.factors, self.out);
+        while !out.is_empty() {
+            let count = out.len().min(most);
+            let (now, behind) = factors.split_at(count);
+            let (to, left) = out.split_at_mut(count);
+            if const { S::REGISTERS == 32 } && count == 6 {
+                several::<S, KIND, 6, 4>(simd, self.rows, now, to);
+            } else if const { S::REGISTERS == 32 } && count == 5 {
+                several::<S, KIND, 5, 4>(simd, self.rows, now, to);
+            } else if const { S::REGISTERS == 32 } && count == 4 {
+                several::<S, KIND, 4, 4>(simd, self.rows, now, to);
+            } else if const { S::REGISTERS != 32 } && count == 4 {
+                several::<S, KIND, 4, 2>(simd, self.rows, now, to);
+            } else if count == 3 {
+                several::<S, KIND, 3, 2>(simd, self.rows, now, to);
+            } else if count == 2 {
+                several::<S, KIND, 2, 4>(simd, self.rows, now, to);
+            } else {
+                several::<S, KIND, 1, 8>(simd, self.rows, now, to);
             }
+            (factors, out) = (behind, left);
         }
     }
 }
@@ -50,20 +65,23 @@ impl<S: Simd, const KIND: u8> Task<S> for WeightedSums<'_, '_, KIND> {
 fn several<S: Simd, const KIND: u8, const N: usize, const W: usize>(
     simd: S,
     rows: StridedRows,
-    factors: [&[f32]; N],
-    mut out: [&mut [f32]; N],
+    factors: &[&[f32]],
+    out: &mut [&mut [f32]],
 ) {
+    let factors: &[&[f32]; N] = factors.as_array().expect("as many factors as outputs");
     let width = out[0].len();
     let (strips, whole) = (width / (W * S::LANES) * (W * S::LANES), width / S::LANES * S::LANES);
     for column in (0..strips).step_by(W * S::LANES) {
-        columns::<S, KIND, N, W>(simd, rows, factors, column, &mut out);
+        columns::<S, KIND, N, W>(simd, rows, factors, column, out);
     }
     for column in (strips..whole).step_by(S::LANES) {
-        columns::<S, KIND, N, 1>(simd, rows, factors, column, &mut out);
+        columns::<S, KIND, N, 1>(simd, rows, factors, column, out);
     }
     if whole < width {
         let rest = StridedRows { bytes: &rows.bytes[whole * rows.kind.block_bytes()..], ..rows };
-        portable::weighted_sums(rest, &factors, &mut out.map(|out| &mut out[whole..]));
+        for (factors, out) in factors.iter().zip(out) {
+            portable::weighted_sums(rest, &[factors], &mut [&mut out[whole..]]);
+        }
     }
 }
 
@@ -72,9 +90,9 @@ fn several<S: Simd, const KIND: u8, const N: usize, const W: usize>(
 fn columns<S: Simd, const KIND: u8, const N: usize, const W: usize>(
     simd: S,
     rows: StridedRows,
-    factors: [&[f32]; N],
+    factors: &[&[f32]; N],
     column: usize,
-    out: &mut [&mut [f32]; N],
+    out: &mut [&mut [f32]],
 ) {
     let mut sums = [[simd.splat(0.0); W]; N];
     for n in 0..N {

@@ -1,0 +1,94 @@
+//! Products of many tokens: a strip of rows at a time, unpacked once for all of them.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use larder_core::ROW_GROUP;
+
+use super::Product;
+use crate::block::{BLOCK, Block};
+use crate::disjoint::Disjoint;
+use crate::kernel_set::StripKernels;
+use crate::simd::strips::{STRIP_BLOCKS, STRIP_PANELS, STRIP_ROWS, Strip, StripSums};
+use crate::weights::{Panel, Panels};
+
+/// The most tokens for which a strip is unpacked once: their sums stay in the cache.
+const TOKENS: usize = 256;
+
+/// Buffers of a thread.
+struct Scratch {
+    strip: Box<Strip>,
+    sums: Box<[StripSums]>,
+}
+
+/// Bytes of the buffers of one thread.
+pub const SCRATCH_BYTES: usize = size_of::<Strip>() + TOKENS * size_of::<StripSums>();
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch {
+        strip: Strip::new(),
+        sums: vec![StripSums([0.0; STRIP_ROWS]); TOKENS].into(),
+    });
+}
+
+/// The results of the strip that begins with panel number `first`, for all tokens. If there is a `next` strip, it is
+/// prefetched meanwhile.
+pub fn in_strips(kernels: &StripKernels, product: &Product, first: usize, next: bool, out: &Disjoint<f32>) {
+    let stored = product.weights.panels();
+    let panels = panels_from(&stored, first);
+    let blocks = panels[0].blocks;
+    let step = STRIP_BLOCKS * BLOCK / product.weights.kind.block_len();
+    let each = product.weights.kind.block_len() / BLOCK;
+    SCRATCH.with_borrow_mut(|Scratch { strip, sums }| {
+        for tokens in parts(product.tokens(), TOKENS) {
+            let mut x: [&[Block]; TOKENS] = [&[]; TOKENS];
+            for (x, t) in x.iter_mut().zip(tokens.clone()) {
+                *x = product.x.blocks(product.pick.map_or(t, |pick| pick[t] as usize));
+            }
+            let (x, sums) = (&x[..tokens.len()], &mut sums[..tokens.len()]);
+            sums.fill(StripSums([0.0; STRIP_ROWS]));
+            for part in parts(blocks, step) {
+                (kernels.unpack)(&panels, part.clone(), strip);
+                let ahead = part.end..blocks.min(part.end + step);
+                let ahead = match () {
+                    () if !ahead.is_empty() => panels.map(|panel| stored_blocks(&panel, ahead.clone())),
+                    () if next => panels_from(&stored, first + STRIP_PANELS)
+                        .map(|panel| stored_blocks(&panel, 0..blocks.min(step))),
+                    () => [&[][..]; STRIP_PANELS],
+                };
+                (kernels.multiply)(strip, x, part.start * each, &ahead, sums);
+            }
+            product.store_strip(first * ROW_GROUP, tokens.start, sums, out);
+        }
+    });
+}
+
+impl Product<'_> {
+    /// Stores the sums of a strip, times the scale of the matrix, for the tokens from number `first` on.
+    fn store_strip(&self, row: usize, first: usize, sums: &[StripSums], out: &Disjoint<f32>) {
+        for (t, StripSums(sums)) in sums.iter().enumerate() {
+            // SAFETY: every panel belongs to one task, and only the rows of its panels are written here.
+            let out = unsafe { out.slice((first + t) * self.weights.rows + row, STRIP_ROWS) };
+            out.copy_from_slice(sums);
+            if self.weights.scale != 1.0 {
+                out.iter_mut().for_each(|value| *value *= self.weights.scale);
+            }
+        }
+    }
+}
+
+fn panels_from<'a>(stored: &Panels<'a>, first: usize) -> [Panel<'a>; STRIP_PANELS] {
+    std::array::from_fn(|i| stored.get(first + i))
+}
+
+/// The bytes of some blocks of each row, where they lie side by side.
+fn stored_blocks<'a>(panel: &Panel<'a>, blocks: Range<usize>) -> &'a [u8] {
+    let each = ROW_GROUP * panel.kind.block_bytes();
+    if panel.interleaved { &panel.bytes[blocks.start * each..blocks.end * each] } else { &[] }
+}
+
+/// `0..len`, in parts of at most `most`.
+fn parts(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..len).step_by(most).map(move |start| start..len.min(start + most))
+}

@@ -1,0 +1,308 @@
+//! Strips: rows whose weights are unpacked to bytes once, for many tokens.
+//!
+//! A strip is some blocks of 32 rows. All formats are one there: bytes, one scale for each block of 32 or one for each
+//! half, and possibly minima. So many tokens have one inner loop for each instruction set, and what a format costs to
+//! unpack is paid once for all of them.
+#![allow(unsafe_code)]
+// The number of a token or of a vector is the index of several arrays.
+#![allow(clippy::needless_range_loop)]
+
+use std::ops::Range;
+
+use larder_core::ROW_GROUP;
+
+use super::blocks::{Blocks, EightRows, check_rows};
+use super::groups::{Groups, Integers};
+use super::token_blocks::TokenBlocks;
+use super::{Simd, Task};
+use crate::block::{BLOCK, Block};
+use crate::formats::{BlockFormat, FormatTask, with_format};
+use crate::weights::Panel;
+
+/// Panels of a strip.
+pub const STRIP_PANELS: usize = 4;
+
+/// Rows of a strip.
+pub const STRIP_ROWS: usize = STRIP_PANELS * ROW_GROUP;
+
+/// The most blocks of 32 values of a strip: with the activations of a few tokens they stay in the first-level cache.
+pub const STRIP_BLOCKS: usize = 16;
+
+/// The sums of a token with the rows of a strip.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct StripSums(pub [f32; STRIP_ROWS]);
+
+/// Some blocks of 32 rows, unpacked.
+#[repr(C, align(64))]
+pub struct Strip {
+    /// `[blocks][vectors][8][lanes]` runs of four bytes.
+    bytes: [u8; STRIP_BLOCKS * STRIP_ROWS * BLOCK],
+    /// `[blocks][scales][rows]`
+    scales: [f32; STRIP_BLOCKS * 2 * STRIP_ROWS],
+    /// `[blocks][minima][rows]`
+    minima: [f32; STRIP_BLOCKS * 2 * STRIP_ROWS],
+    /// Blocks that it has.
+    blocks: usize,
+    form: StripForm,
+}
+
+/// What the bytes and scales of a strip are.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct StripForm {
+    /// Scales, and minima, of a block.
+    scales: usize,
+    minima: usize,
+    /// Runs of bytes whose products with activations, added in pairs, fit 16 bits; 0 if the bytes are signed, or the set
+    /// does not add in 16 bits.
+    fit: usize,
+    /// By how much the bytes are too large.
+    offset: i32,
+}
+
+impl Strip {
+    /// Of zeros.
+    pub fn new() -> Box<Self> {
+        // SAFETY: all parts are numbers, for which zeros are values.
+        unsafe { Box::new_zeroed().assume_init() }
+    }
+}
+
+/// Unpacks blocks of a format, `blocks` of each row, of the rows of four whole panels in the same order.
+///
+/// # Panics
+/// If lengths do not fit.
+pub fn unpack<S: Simd>(simd: S, panels: &[Panel; STRIP_PANELS], blocks: Range<usize>, strip: &mut Strip) {
+    check_rows(panels);
+    let each = panels[0].kind.block_len() / BLOCK;
+    assert!(panels.iter().all(|panel| panel.rows == ROW_GROUP), "a strip has whole panels");
+    assert!(panels.iter().all(|panel| panel.interleaved == panels[0].interleaved), "row orders differ in a strip");
+    assert!(blocks.end <= panels[0].blocks && blocks.len() * each <= STRIP_BLOCKS, "a strip is shorter");
+    strip.blocks = blocks.len() * each;
+    with_format(panels[0].kind, Unpacking { simd, panels, blocks, strip });
+}
+
+struct Unpacking<'a, S> {
+    simd: S,
+    panels: &'a [Panel<'a>; STRIP_PANELS],
+    blocks: Range<usize>,
+    strip: &'a mut Strip,
+}
+
+impl<S: Simd> FormatTask for Unpacking<'_, S> {
+    fn run<F: BlockFormat>(self) {
+        let Unpacking { simd, panels, blocks, strip } = self;
+        let pairs = panels.as_chunks::<2>().0;
+        for (number, pair) in pairs.iter().enumerate() {
+            let (blocks, first) = (blocks.clone(), number * 2 * ROW_GROUP);
+            if pair[0].interleaved {
+                let rows = [EightRows::<true>::of(&pair[0]), EightRows::of(&pair[1])];
+                simd.run(OfPair::<F, true> { rows, blocks, first, strip, format: std::marker::PhantomData });
+            } else {
+                let rows = [EightRows::<false>::of(&pair[0]), EightRows::of(&pair[1])];
+                simd.run(OfPair::<F, false> { rows, blocks, first, strip, format: std::marker::PhantomData });
+            }
+        }
+    }
+}
+
+/// The blocks of two panels, whose rows are those of the strip from number `first` on.
+struct OfPair<'a, F, const INTERLEAVED: bool> {
+    rows: [EightRows<INTERLEAVED>; 2],
+    blocks: Range<usize>,
+    first: usize,
+    strip: &'a mut Strip,
+    format: std::marker::PhantomData<F>,
+}
+
+impl<S: Simd, F: BlockFormat, const INTERLEAVED: bool> Task<S> for OfPair<'_, F, INTERLEAVED> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let each = F::KIND.block_len() / BLOCK;
+        let from = self.blocks.start;
+        for i in self.blocks {
+            for lane in (0..2 * ROW_GROUP).step_by(S::LANES) {
+                let mut to =
+                    Unpacked { simd, strip: &mut *self.strip, row: self.first + lane, block: (i - from) * each };
+                // SAFETY: the rows have block `i`, as `unpack` has made sure of.
+                F::rows(unsafe { Blocks::new(simd, &self.rows, lane, F::KIND, i) }, &mut to);
+            }
+        }
+    }
+}
+
+/// Where the groups of a vector's rows go.
+struct Unpacked<'a, S> {
+    simd: S,
+    strip: &'a mut Strip,
+    /// The first row.
+    row: usize,
+    /// The first block.
+    block: usize,
+}
+
+impl<S: Simd> Groups<S> for Unpacked<'_, S> {
+    #[inline(always)]
+    fn add<const SCALES: usize, const MINIMA: usize>(
+        &mut self,
+        g: usize,
+        w: &impl Integers<S>,
+        scales: [S::Floats; SCALES],
+        minima: [S::Floats; MINIMA],
+    ) {
+        let (simd, block) = (self.simd, self.block + g);
+        let (fit, offset) = w.store(simd, &mut self.strip.bytes[(block * STRIP_ROWS + self.row) * BLOCK..]);
+        self.strip.form = StripForm { scales: SCALES, minima: MINIMA, fit, offset };
+        for i in 0..SCALES {
+            simd.store(scales[i], &mut self.strip.scales[(SCALES * block + i) * STRIP_ROWS + self.row..]);
+        }
+        for i in 0..MINIMA {
+            simd.store(minima[i], &mut self.strip.minima[(MINIMA * block + i) * STRIP_ROWS + self.row..]);
+        }
+    }
+}
+
+/// Adds the products of a strip with some tokens to their sums. The strip's first block belongs to block `first` of the
+/// activations. Meanwhile prefetches `next`, which will be unpacked next.
+///
+/// # Panics
+/// If lengths do not fit.
+pub fn multiply<S: Simd>(simd: S, strip: &Strip, x: &[&[Block]], first: usize, next: &[&[u8]], sums: &mut [StripSums]) {
+    assert!(x.len() == sums.len(), "there is a sum for each token");
+    assert!(x.iter().all(|x| first + strip.blocks <= x.len()), "activations are shorter than the strip");
+    let parts = x.len().div_ceil(most::<S>(strip.form.scales));
+    let mut rest = sums;
+    for part in 0..parts {
+        let tokens = x.len() * part / parts..x.len() * (part + 1) / parts;
+        let (sums, behind) = rest.split_at_mut(tokens.len());
+        rest = behind;
+        let task = SomeTokens { strip, x: &x[tokens], first, sums };
+        simd.strip_task(strip.form.fit, task);
+        for bytes in next {
+            let (from, to) = (bytes.len() * part / parts, bytes.len() * (part + 1) / parts);
+            simd.prefetch(bytes[from..].as_ptr(), to - from);
+        }
+    }
+}
+
+/// Tokens that are computed at a time, if a block has this number of scales.
+const fn most<S: Simd>(scales: usize) -> usize {
+    if scales == 1 { S::STRIP_TOKENS } else { S::STRIP_TOKENS_IN_HALVES }
+}
+
+/// A strip times as many tokens as are computed at a time.
+pub struct SomeTokens<'a> {
+    strip: &'a Strip,
+    x: &'a [&'a [Block]],
+    first: usize,
+    sums: &'a mut [StripSums],
+}
+
+impl SomeTokens<'_> {
+    /// Computes them, `FIT` as in [`StripForm`].
+    pub fn by_form<S: Simd, const FIT: usize>(self, simd: S) {
+        match (self.strip.form.scales, self.strip.form.minima) {
+            (1, 0) => self.by_tokens::<S, FIT, 1, 0>(simd),
+            (1, _) => self.by_tokens::<S, FIT, 1, 1>(simd),
+            (_, 0) => self.by_tokens::<S, FIT, 2, 0>(simd),
+            _ => self.by_tokens::<S, FIT, 2, 2>(simd),
+        }
+    }
+
+    /// Each `if const` that is false is one function less to compile.
+    fn by_tokens<S: Simd, const FIT: usize, const SCALES: usize, const MINIMA: usize>(self, simd: S) {
+        let tokens = self.x.len();
+        if const { most::<S>(SCALES) >= 6 } && tokens == 6 {
+            simd.run(Multiplying::<FIT, SCALES, MINIMA, 6>(self));
+        } else if const { most::<S>(SCALES) >= 5 } && tokens == 5 {
+            simd.run(Multiplying::<FIT, SCALES, MINIMA, 5>(self));
+        } else if const { most::<S>(SCALES) >= 4 } && tokens == 4 {
+            simd.run(Multiplying::<FIT, SCALES, MINIMA, 4>(self));
+        } else if tokens == 3 {
+            simd.run(Multiplying::<FIT, SCALES, MINIMA, 3>(self));
+        } else if tokens == 2 {
+            simd.run(Multiplying::<FIT, SCALES, MINIMA, 2>(self));
+        } else {
+            simd.run(Multiplying::<FIT, SCALES, MINIMA, 1>(self));
+        }
+    }
+}
+
+struct Multiplying<'a, const FIT: usize, const SCALES: usize, const MINIMA: usize, const N: usize>(SomeTokens<'a>);
+
+impl<S: Simd, const FIT: usize, const SCALES: usize, const MINIMA: usize, const N: usize> Task<S>
+    for Multiplying<'_, FIT, SCALES, MINIMA, N>
+{
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let SomeTokens { strip, x, first, sums } = self.0;
+        for row in (0..STRIP_ROWS).step_by(2 * S::LANES) {
+            let mut totals = [[simd.splat(0.0); N]; 2];
+            for t in 0..N {
+                for v in 0..2 {
+                    // SAFETY: the sums have the rows of two vectors from `row` on.
+                    totals[v][t] = unsafe { floats(simd, sums[t].0.as_ptr().add(row + v * S::LANES)) };
+                }
+            }
+            for block in 0..strip.blocks {
+                // SAFETY: the strip has the block, and so have the activations, as `multiply` has made sure of.
+                unsafe {
+                    let mut own = [&Block::ZERO; N];
+                    for t in 0..N {
+                        own[t] = x.get_unchecked(t).get_unchecked(first + block);
+                    }
+                    let (own, bytes) = (TokenBlocks(own), strip.bytes.as_ptr().add((block * STRIP_ROWS + row) * BLOCK));
+                    let scales = strip.scales.as_ptr().add(SCALES * block * STRIP_ROWS + row);
+                    let minima = strip.minima.as_ptr().add(MINIMA * block * STRIP_ROWS + row);
+                    let dots = simd.strip_dots::<FIT, SCALES, N>(bytes, 0, strip.form.offset, own);
+                    let mut terms = [[simd.splat(0.0); N]; 2];
+                    for v in 0..2 {
+                        let scale = floats(simd, scales.add(v * S::LANES));
+                        for t in 0..N {
+                            terms[v][t] = simd.mul(scale, dots[v][t]);
+                        }
+                    }
+                    if SCALES == 2 {
+                        let dots = simd.strip_dots::<FIT, SCALES, N>(bytes, 1, strip.form.offset, own);
+                        for v in 0..2 {
+                            let scale = floats(simd, scales.add(STRIP_ROWS + v * S::LANES));
+                            for t in 0..N {
+                                terms[v][t] = simd.mul_add(scale, dots[v][t], terms[v][t]);
+                            }
+                        }
+                    }
+                    for m in 0..MINIMA {
+                        for v in 0..2 {
+                            let minimum = floats(simd, minima.add(m * STRIP_ROWS + v * S::LANES));
+                            for t in 0..N {
+                                let sum = if MINIMA == 1 { own.0[t].sum } else { own.0[t].halves[m] };
+                                terms[v][t] = simd.mul_sub(minimum, simd.splat(sum), terms[v][t]);
+                            }
+                        }
+                    }
+                    for t in 0..N {
+                        let d = simd.splat(own.0[t].d);
+                        for v in 0..2 {
+                            totals[v][t] = simd.mul_add(terms[v][t], d, totals[v][t]);
+                        }
+                    }
+                }
+            }
+            for t in 0..N {
+                for v in 0..2 {
+                    simd.store(totals[v][t], &mut sums[t].0[row + v * S::LANES..]);
+                }
+            }
+        }
+    }
+}
+
+/// A value for each lane.
+///
+/// # Safety
+/// They are readable at `at`.
+#[inline(always)]
+unsafe fn floats<S: Simd>(simd: S, at: *const f32) -> S::Floats {
+    // SAFETY: as the caller guarantees.
+    unsafe { simd.floats_at::<{ super::F32 }>(at.cast()) }
+}
