@@ -5,7 +5,7 @@ use std::ops::Range;
 use larder_core::{NumberFormat, ROW_GROUP};
 
 use crate::block::Block;
-use crate::simd::strips::{STRIP_PANELS, Strip, StripSums};
+use crate::strip::{STRIP_PANELS, Strip, StripSums};
 use crate::weights::Panel;
 
 /// The most tokens that a kernel takes in one call: as many as stay in the L2 cache with the weights of a panel.
@@ -52,15 +52,18 @@ impl StridedRows<'_> {
 /// Weighted sums of rows: the factors of each output, and the outputs.
 pub type WeightedSums = fn(StridedRows, &[&[f32]], &mut [&mut [f32]]);
 
+/// Unpacks some blocks of each row of four panels, and meanwhile prefetches the bytes of others.
+pub type Unpack = fn(&[Panel; STRIP_PANELS], Range<usize>, [&[u8]; STRIP_PANELS], &mut Strip);
+
 /// The kernels for strips.
 #[derive(Clone, Copy)]
 pub struct StripKernels {
     /// From this number of tokens on they are faster.
     pub least: usize,
-    /// Unpacks some blocks of each row of four panels.
-    pub unpack: fn(&[Panel; STRIP_PANELS], Range<usize>, &mut Strip),
-    /// [`multiply`](crate::simd::strips::multiply).
-    pub multiply: fn(&Strip, &[&[Block]], usize, &[&[u8]], &mut [StripSums]),
+    /// Unpacks.
+    pub unpack: Unpack,
+    /// Adds the products of a strip with some tokens, from one of their blocks on, to their sums.
+    pub multiply: fn(&Strip, &[&[Block]], usize, &mut [StripSums]),
 }
 
 /// The kernels of one instruction set. All sets give the bits of [`portable`](crate::portable).

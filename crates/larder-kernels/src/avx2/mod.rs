@@ -32,9 +32,9 @@ pub fn with_vnni() -> Option<KernelSet> {
 fn of<const VNNI: bool>(name: &'static str) -> Option<KernelSet> {
     Avx2::<VNNI>::detect()?;
     let strips = StripKernels {
-        least: 12,
-        unpack: |panels, blocks, strip| unpack(simd::<VNNI>(), panels, blocks, strip),
-        multiply: |strip, x, first, next, sums| multiply(simd::<VNNI>(), strip, x, first, next, sums),
+        least: 2,
+        unpack: |panels, blocks, next, strip| unpack(simd::<VNNI>(), panels, blocks, next, strip),
+        multiply: |strip, x, first, sums| multiply(simd::<VNNI>(), strip, x, first, sums),
     };
     let blocks = |panels: &[Panel], x: &[&[Block]], out: &mut [Sums]| products(simd::<VNNI>(), panels, x, out);
     Some(KernelSet { name, blocks, strips: Some(strips), floats, weighted_sums, widen_q8_0, quantise })

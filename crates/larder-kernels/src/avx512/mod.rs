@@ -25,9 +25,9 @@ pub fn set() -> Option<KernelSet> {
 }
 
 const STRIPS: StripKernels = StripKernels {
-    least: 7,
-    unpack: |panels, blocks, strip| unpack(simd(), panels, blocks, strip),
-    multiply: |strip, x, first, next, sums| multiply(simd(), strip, x, first, next, sums),
+    least: 2,
+    unpack: |panels, blocks, next, strip| unpack(simd(), panels, blocks, next, strip),
+    multiply: |strip, x, first, sums| multiply(simd(), strip, x, first, sums),
 };
 
 fn simd() -> Avx512 {

@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 use crate::kernel_set::KernelSet;
 use crate::portable;
 
-/// The name of the instruction set whose kernels are used on this processor: `avx512`, `avx2+vnni`, `avx2`, `neon+dotprod`, `neon`
-/// or `portable`.
+/// The name of the instruction set whose kernels are used on this processor: `avx512`, `avx2+vnni`, `avx2`,
+/// `neon+dotprod`, `neon` or `portable`.
 pub fn instruction_set() -> &'static str {
     best().name
 }

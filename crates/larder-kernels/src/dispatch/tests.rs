@@ -7,7 +7,7 @@ use super::*;
 use crate::block::{BLOCK, Block};
 use crate::inputs::{InputBuffer, Inputs};
 use crate::kernel_set::{MAX_PANELS, MAX_TOKENS, StridedRows, StripKernels, Sums};
-use crate::simd::strips::{STRIP_BLOCKS, STRIP_PANELS, STRIP_ROWS, Strip, StripSums};
+use crate::strip::{STRIP_BLOCKS, STRIP_PANELS, STRIP_ROWS, Strip, StripSums};
 use crate::testing::{Noise, blocks_with_values, ordered, set_scales};
 use crate::weights::{Panel, WeightMatrix, widen_row};
 
@@ -50,8 +50,8 @@ fn multiply_strip(
     let each = panels[0].kind.block_len() / BLOCK;
     let step = STRIP_BLOCKS / each;
     for from in (0..panels[0].blocks).step_by(step) {
-        (kernels.unpack)(panels, from..panels[0].blocks.min(from + step), strip);
-        (kernels.multiply)(strip, x, from * each, &[], sums);
+        (kernels.unpack)(panels, from..panels[0].blocks.min(from + step), [&[]; STRIP_PANELS], strip);
+        (kernels.multiply)(strip, x, from * each, sums);
     }
 }
 
@@ -315,14 +315,14 @@ fn rate(set: &KernelSet, kind: NumberFormat, tokens: usize, in_strips: bool) -> 
     2.0 * (rows * cols * tokens) as f64 / best / 1e9
 }
 
-/// `RATES=1 cargo test --release -p larder-kernels -- --ignored --nocapture rates_in_strips`.
+/// Billions of operations per second of one thread, without strips and with them, by number of tokens.
 #[test]
 #[ignore = "measures: prints the rates of every set, with strips and without"]
 fn rates_in_strips() {
     for set in all().filter(|set| set.strips.is_some()) {
         println!("{}", set.name);
         for kind in NumberFormat::ALL.into_iter().filter(|kind| !kind.is_float()) {
-            let cells = [4, 8, 12, 16, 24, 48, 128].map(|tokens| {
+            let cells = [1, 2, 3, 4, 6, 8, 16, 24, 48, 128].map(|tokens| {
                 let [apart, strips] = [false, true]
                     .map(|in_strips| rate(&set, kind, tokens.min(MAX_TOKENS + 64 * usize::from(in_strips)), in_strips));
                 format!("{tokens:4}: {apart:6.1} {strips:6.1}")

@@ -40,15 +40,15 @@ pub fn set() -> Option<KernelSet> {
 }
 
 const STRIPS: StripKernels = StripKernels {
-    least: 9,
-    unpack: |panels, blocks, strip| unpack(Neon(Smull), panels, blocks, strip),
-    multiply: |strip, x, first, next, sums| multiply(Neon(Smull), strip, x, first, next, sums),
+    least: 2,
+    unpack: |panels, blocks, next, strip| unpack(Neon(Smull), panels, blocks, next, strip),
+    multiply: |strip, x, first, sums| multiply(Neon(Smull), strip, x, first, sums),
 };
 
 const STRIPS_WITH_DOT_PRODUCTS: StripKernels = StripKernels {
-    least: 9,
-    unpack: |panels, blocks, strip| unpack(dot_products(), panels, blocks, strip),
-    multiply: |strip, x, first, next, sums| multiply(dot_products(), strip, x, first, next, sums),
+    least: 2,
+    unpack: |panels, blocks, next, strip| unpack(dot_products(), panels, blocks, next, strip),
+    multiply: |strip, x, first, sums| multiply(dot_products(), strip, x, first, sums),
 };
 
 fn dot_products() -> Neon<Sdot> {

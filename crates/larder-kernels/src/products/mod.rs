@@ -11,7 +11,7 @@ use crate::disjoint::Disjoint;
 use crate::dispatch;
 use crate::inputs::Inputs;
 use crate::kernel_set::{KernelSet, MAX_PANELS, MAX_TOKENS, StripKernels, Sums};
-use crate::simd::strips::STRIP_PANELS;
+use crate::strip::STRIP_PANELS;
 use crate::thread_pool::ThreadPool;
 use crate::weights::{Panel, WeightMatrix, widen_row};
 
@@ -24,6 +24,7 @@ const MAX_PRODUCTS: usize = 512;
 
 mod strips;
 
+pub use strips::PRODUCT_SCRATCH_BYTES;
 use strips::in_strips;
 
 /// Tasks per thread, so that other threads can take over the share of a thread that is delayed.

@@ -10,7 +10,7 @@ use super::Product;
 use crate::block::{BLOCK, Block};
 use crate::disjoint::Disjoint;
 use crate::kernel_set::StripKernels;
-use crate::simd::strips::{STRIP_BLOCKS, STRIP_PANELS, STRIP_ROWS, Strip, StripSums};
+use crate::strip::{STRIP_BLOCKS, STRIP_PANELS, STRIP_ROWS, Strip, StripSums};
 use crate::weights::{Panel, Panels};
 
 /// The most tokens for which a strip is unpacked once: their sums stay in the cache.
@@ -22,8 +22,8 @@ struct Scratch {
     sums: Box<[StripSums]>,
 }
 
-/// Bytes of the buffers of one thread.
-pub const SCRATCH_BYTES: usize = size_of::<Strip>() + TOKENS * size_of::<StripSums>();
+/// Bytes of the buffers of one thread for products of many tokens.
+pub const PRODUCT_SCRATCH_BYTES: usize = size_of::<Strip>() + TOKENS * size_of::<StripSums>();
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch {
@@ -49,15 +49,17 @@ pub fn in_strips(kernels: &StripKernels, product: &Product, first: usize, next: 
             let (x, sums) = (&x[..tokens.len()], &mut sums[..tokens.len()]);
             sums.fill(StripSums([0.0; STRIP_ROWS]));
             for part in parts(blocks, step) {
-                (kernels.unpack)(&panels, part.clone(), strip);
                 let ahead = part.end..blocks.min(part.end + step);
-                let ahead = match () {
-                    () if !ahead.is_empty() => panels.map(|panel| stored_blocks(&panel, ahead.clone())),
-                    () if next => panels_from(&stored, first + STRIP_PANELS)
-                        .map(|panel| stored_blocks(&panel, 0..blocks.min(step))),
-                    () => [&[][..]; STRIP_PANELS],
+                let ahead = if !ahead.is_empty() {
+                    panels.map(|panel| stored_blocks(&panel, ahead.clone()))
+                } else if next {
+                    panels_from(&stored, first + STRIP_PANELS).map(|panel| stored_blocks(&panel, 0..blocks.min(step)))
+                } else {
+                    [&[][..]; STRIP_PANELS]
                 };
-                (kernels.multiply)(strip, x, part.start * each, &ahead, sums);
+                let first = part.start * each;
+                (kernels.unpack)(&panels, part, ahead, strip);
+                (kernels.multiply)(strip, x, first, sums);
             }
             product.store_strip(first * ROW_GROUP, tokens.start, sums, out);
         }

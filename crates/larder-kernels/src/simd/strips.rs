@@ -1,106 +1,65 @@
 //! Strips: rows whose weights are unpacked to bytes once, for many tokens.
 //!
-//! A strip is some blocks of 32 rows. All formats are one there: bytes, one scale for each block of 32 or one for each
-//! half, and possibly minima. So many tokens have one inner loop for each instruction set, and what a format costs to
-//! unpack is paid once for all of them.
+//! All formats are one in a strip: bytes, one scale for each block of 32 or one for each half, and possibly minima. So
+//! tokens have one inner loop for each instruction set, and what a format costs to unpack is paid once for all of them.
 #![allow(unsafe_code)]
 // The number of a token or of a vector is the index of several arrays.
 #![allow(clippy::needless_range_loop)]
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use larder_core::ROW_GROUP;
 
 use super::blocks::{Blocks, EightRows, check_rows};
 use super::groups::{Groups, Integers};
+use super::tile::NextBlocks;
 use super::token_blocks::TokenBlocks;
 use super::{Simd, Task};
 use crate::block::{BLOCK, Block};
 use crate::formats::{BlockFormat, FormatTask, with_format};
+use crate::strip::{STRIP_BLOCKS, STRIP_PANELS, STRIP_ROWS, Strip, StripForm, StripSums};
 use crate::weights::Panel;
 
-/// Panels of a strip.
-pub const STRIP_PANELS: usize = 4;
-
-/// Rows of a strip.
-pub const STRIP_ROWS: usize = STRIP_PANELS * ROW_GROUP;
-
-/// The most blocks of 32 values of a strip: with the activations of a few tokens they stay in the first-level cache.
-pub const STRIP_BLOCKS: usize = 16;
-
-/// The sums of a token with the rows of a strip.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub struct StripSums(pub [f32; STRIP_ROWS]);
-
-/// Some blocks of 32 rows, unpacked.
-#[repr(C, align(64))]
-pub struct Strip {
-    /// `[blocks][vectors][8][lanes]` runs of four bytes.
-    bytes: [u8; STRIP_BLOCKS * STRIP_ROWS * BLOCK],
-    /// `[blocks][scales][rows]`
-    scales: [f32; STRIP_BLOCKS * 2 * STRIP_ROWS],
-    /// `[blocks][minima][rows]`
-    minima: [f32; STRIP_BLOCKS * 2 * STRIP_ROWS],
-    /// Blocks that it has.
-    blocks: usize,
-    form: StripForm,
-}
-
-/// What the bytes and scales of a strip are.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct StripForm {
-    /// Scales, and minima, of a block.
-    scales: usize,
-    minima: usize,
-    /// Runs of bytes whose products with activations, added in pairs, fit 16 bits; 0 if the bytes are signed, or the set
-    /// does not add in 16 bits.
-    fit: usize,
-    /// By how much the bytes are too large.
-    offset: i32,
-}
-
-impl Strip {
-    /// Of zeros.
-    pub fn new() -> Box<Self> {
-        // SAFETY: all parts are numbers, for which zeros are values.
-        unsafe { Box::new_zeroed().assume_init() }
-    }
-}
-
-/// Unpacks blocks of a format, `blocks` of each row, of the rows of four whole panels in the same order.
+/// Unpacks blocks of a format, `blocks` of each row, of the rows of four whole panels in the same order. Meanwhile
+/// prefetches as many blocks of the panels that `next` begins with, which are of the same shape.
 ///
 /// # Panics
 /// If lengths do not fit.
-pub fn unpack<S: Simd>(simd: S, panels: &[Panel; STRIP_PANELS], blocks: Range<usize>, strip: &mut Strip) {
+pub fn unpack<S: Simd>(
+    simd: S,
+    panels: &[Panel; STRIP_PANELS],
+    blocks: Range<usize>,
+    next: [&[u8]; STRIP_PANELS],
+    strip: &mut Strip,
+) {
     check_rows(panels);
     let each = panels[0].kind.block_len() / BLOCK;
     assert!(panels.iter().all(|panel| panel.rows == ROW_GROUP), "a strip has whole panels");
     assert!(panels.iter().all(|panel| panel.interleaved == panels[0].interleaved), "row orders differ in a strip");
     assert!(blocks.end <= panels[0].blocks && blocks.len() * each <= STRIP_BLOCKS, "a strip is shorter");
     strip.blocks = blocks.len() * each;
-    with_format(panels[0].kind, Unpacking { simd, panels, blocks, strip });
+    with_format(panels[0].kind, Unpacking { simd, panels, blocks, next, strip });
 }
 
 struct Unpacking<'a, S> {
     simd: S,
     panels: &'a [Panel<'a>; STRIP_PANELS],
     blocks: Range<usize>,
+    next: [&'a [u8]; STRIP_PANELS],
     strip: &'a mut Strip,
 }
 
 impl<S: Simd> FormatTask for Unpacking<'_, S> {
     fn run<F: BlockFormat>(self) {
-        let Unpacking { simd, panels, blocks, strip } = self;
-        let pairs = panels.as_chunks::<2>().0;
-        for (number, pair) in pairs.iter().enumerate() {
+        let Unpacking { simd, panels, blocks, next, strip } = self;
+        let pairs = panels.as_chunks::<2>().0.iter().zip(next.as_chunks::<2>().0);
+        for (number, (panels, next)) in pairs.enumerate() {
             let (blocks, first) = (blocks.clone(), number * 2 * ROW_GROUP);
-            if pair[0].interleaved {
-                let rows = [EightRows::<true>::of(&pair[0]), EightRows::of(&pair[1])];
-                simd.run(OfPair::<F, true> { rows, blocks, first, strip, format: std::marker::PhantomData });
+            if panels[0].interleaved {
+                simd.run(OfPair::<F, true> { panels, blocks, next, first, strip, format: PhantomData });
             } else {
-                let rows = [EightRows::<false>::of(&pair[0]), EightRows::of(&pair[1])];
-                simd.run(OfPair::<F, false> { rows, blocks, first, strip, format: std::marker::PhantomData });
+                simd.run(OfPair::<F, false> { panels, blocks, next, first, strip, format: PhantomData });
             }
         }
     }
@@ -108,24 +67,28 @@ impl<S: Simd> FormatTask for Unpacking<'_, S> {
 
 /// The blocks of two panels, whose rows are those of the strip from number `first` on.
 struct OfPair<'a, F, const INTERLEAVED: bool> {
-    rows: [EightRows<INTERLEAVED>; 2],
+    panels: &'a [Panel<'a>; 2],
     blocks: Range<usize>,
+    next: &'a [&'a [u8]; 2],
     first: usize,
     strip: &'a mut Strip,
-    format: std::marker::PhantomData<F>,
+    format: PhantomData<F>,
 }
 
 impl<S: Simd, F: BlockFormat, const INTERLEAVED: bool> Task<S> for OfPair<'_, F, INTERLEAVED> {
     #[inline(always)]
     fn run(self, simd: S) {
         let each = F::KIND.block_len() / BLOCK;
-        let from = self.blocks.start;
+        let rows = [EightRows::<INTERLEAVED>::of(&self.panels[0]), EightRows::of(&self.panels[1])];
+        let (from, count) = (self.blocks.start, self.blocks.len());
+        let ahead = NextBlocks { panels: [self.next[0].as_ptr(), self.next[1].as_ptr()], bytes: self.next[0].len() };
         for i in self.blocks {
+            ahead.prefetch(simd, i - from, count);
             for lane in (0..2 * ROW_GROUP).step_by(S::LANES) {
                 let mut to =
                     Unpacked { simd, strip: &mut *self.strip, row: self.first + lane, block: (i - from) * each };
                 // SAFETY: the rows have block `i`, as `unpack` has made sure of.
-                F::rows(unsafe { Blocks::new(simd, &self.rows, lane, F::KIND, i) }, &mut to);
+                F::rows(unsafe { Blocks::new(simd, &rows, lane, F::KIND, i) }, &mut to);
             }
         }
     }
@@ -163,11 +126,11 @@ impl<S: Simd> Groups<S> for Unpacked<'_, S> {
 }
 
 /// Adds the products of a strip with some tokens to their sums. The strip's first block belongs to block `first` of the
-/// activations. Meanwhile prefetches `next`, which will be unpacked next.
+/// activations.
 ///
 /// # Panics
 /// If lengths do not fit.
-pub fn multiply<S: Simd>(simd: S, strip: &Strip, x: &[&[Block]], first: usize, next: &[&[u8]], sums: &mut [StripSums]) {
+pub fn multiply<S: Simd>(simd: S, strip: &Strip, x: &[&[Block]], first: usize, sums: &mut [StripSums]) {
     assert!(x.len() == sums.len(), "there is a sum for each token");
     assert!(x.iter().all(|x| first + strip.blocks <= x.len()), "activations are shorter than the strip");
     let parts = x.len().div_ceil(most::<S>(strip.form.scales));
@@ -178,10 +141,6 @@ pub fn multiply<S: Simd>(simd: S, strip: &Strip, x: &[&[Block]], first: usize, n
         rest = behind;
         let task = SomeTokens { strip, x: &x[tokens], first, sums };
         simd.strip_task(strip.form.fit, task);
-        for bytes in next {
-            let (from, to) = (bytes.len() * part / parts, bytes.len() * (part + 1) / parts);
-            simd.prefetch(bytes[from..].as_ptr(), to - from);
-        }
     }
 }
 

@@ -1,6 +1,6 @@
-//! The running sums of some tokens times the rows of a vector's lanes.
+//! The running sums of one token times the rows of a vector's lanes.
 #![allow(unsafe_code)]
-// The number of a token, a row or a run is the index of several arrays.
+// The number of a minimum is the index of several arrays.
 #![allow(clippy::needless_range_loop)]
 
 use super::Simd;
@@ -8,75 +8,41 @@ use super::groups::{Groups, Integers};
 use super::token_blocks::TokenBlocks;
 use crate::block::{BLOCK, Block};
 
-/// Up to `G` groups of `N` tokens, and for each token the running sums of all lanes.
-///
-/// A block's integers are decoded once for all groups. The sums of one group are in registers.
+/// The running sums of all lanes.
 #[derive(Clone, Copy)]
-pub struct Tile<'a, S: Simd, const N: usize, const G: usize> {
+pub struct Tile<'a, S: Simd> {
     simd: S,
-    x: &'a [[&'a [Block]; N]; G],
-    /// Number of groups, from 1 to `G`.
-    groups: usize,
+    x: &'a [Block],
     /// The first block of activations that belongs to the current block of weights, and how many do.
     at: usize,
     each: usize,
     next: NextBlocks,
-    sums: [[S::Floats; N]; G],
+    sums: S::Floats,
 }
 
-impl<'a, S: Simd, const N: usize, const G: usize> Tile<'a, S, N, G> {
+impl<'a, S: Simd> Tile<'a, S> {
     #[inline(always)]
-    pub fn new(simd: S, x: &'a [[&'a [Block]; N]; G], groups: usize) -> Self {
-        assert!(0 < groups && groups <= G, "a tile has one to {G} groups");
-        Tile { simd, x, groups, at: 0, each: 0, next: NextBlocks::NONE, sums: [[simd.splat(0.0); N]; G] }
+    pub fn new(simd: S, x: &'a [Block]) -> Self {
+        Tile { simd, x, at: 0, each: 0, next: NextBlocks::NONE, sums: simd.splat(0.0) }
     }
 
     /// Goes on to `each` blocks of activations from number `at` on, and prefetches `next` while they are added.
     ///
     /// # Safety
-    /// All tokens of the groups have these blocks.
+    /// The token has these blocks.
     #[inline(always)]
     pub unsafe fn go_to(&mut self, at: usize, each: usize, next: NextBlocks) {
         (self.at, self.each, self.next) = (at, each, next);
     }
 
-    /// Stores the sums of token `t` of the tile.
+    /// Stores the sums.
     #[inline(always)]
-    pub fn store(&self, t: usize, lanes: &mut [f32]) {
-        self.simd.store(self.sums[t / N][t % N], lanes);
-    }
-
-    /// Prefetches the part of the next blocks that belongs to block `i` of the activations. All lines at once would be
-    /// more than a processor can wait for: it would stop until most have come.
-    #[inline(always)]
-    fn prefetch(&self, i: usize) {
-        let lines = self.next.bytes.div_ceil(LINE);
-        let (from, end) = (lines * i / self.each, lines * (i + 1) / self.each);
-        for panel in self.next.panels {
-            self.simd.prefetch(panel.wrapping_add(from * LINE), (end - from) * LINE);
-        }
-    }
-
-    #[inline(always)]
-    fn groups(&self) -> usize {
-        if G == 1 { 1 } else { self.groups }
-    }
-
-    /// Block `i` of the current block of each token of a group.
-    #[inline(always)]
-    fn tokens(&self, group: usize, i: usize) -> TokenBlocks<'a, N> {
-        assert!(i < self.each, "the current block has fewer blocks of {BLOCK} values");
-        let x = &self.x[group];
-        let mut blocks = [&Block::ZERO; N];
-        for t in 0..N {
-            // SAFETY: the tokens have `each` blocks from `at` on, as `go_to` requires.
-            blocks[t] = unsafe { x[t].get_unchecked(self.at + i) };
-        }
-        TokenBlocks(blocks)
+    pub fn store(&self, lanes: &mut [f32]) {
+        self.simd.store(self.sums, lanes);
     }
 }
 
-impl<S: Simd, const N: usize, const G: usize> Groups<S> for Tile<'_, S, N, G> {
+impl<S: Simd> Groups<S> for Tile<'_, S> {
     #[inline(always)]
     fn add<const SCALES: usize, const MINIMA: usize>(
         &mut self,
@@ -85,23 +51,21 @@ impl<S: Simd, const N: usize, const G: usize> Groups<S> for Tile<'_, S, N, G> {
         scales: [S::Floats; SCALES],
         minima: [S::Floats; MINIMA],
     ) {
+        assert!(g < self.each, "the current block has fewer blocks of {BLOCK} values");
         let simd = self.simd;
-        self.prefetch(g);
-        for group in 0..self.groups() {
-            let x = self.tokens(group, g);
-            let dots = w.dots::<SCALES, N>(simd, x);
-            for t in 0..N {
-                let mut term = simd.mul(scales[0], dots[0][t]);
-                if SCALES == 2 {
-                    term = simd.mul_add(scales[1], dots[1][t], term);
-                }
-                for m in 0..MINIMA {
-                    let sum = if MINIMA == 1 { x.0[t].sum } else { x.0[t].halves[m] };
-                    term = simd.mul_sub(minima[m], simd.splat(sum), term);
-                }
-                self.sums[group][t] = simd.mul_add(term, simd.splat(x.0[t].d), self.sums[group][t]);
-            }
+        self.next.prefetch(simd, g, self.each);
+        // SAFETY: the token has `each` blocks from `at` on, as `go_to` requires.
+        let x = unsafe { self.x.get_unchecked(self.at + g) };
+        let dots = w.dots::<SCALES, 1>(simd, TokenBlocks([x]));
+        let mut term = simd.mul(scales[0], dots[0][0]);
+        if SCALES == 2 {
+            term = simd.mul_add(scales[1], dots[1][0], term);
         }
+        for m in 0..MINIMA {
+            let sum = if MINIMA == 1 { x.sum } else { x.halves[m] };
+            term = simd.mul_sub(minima[m], simd.splat(sum), term);
+        }
+        self.sums = simd.mul_add(term, simd.splat(x.d), self.sums);
     }
 }
 
@@ -120,4 +84,15 @@ pub struct NextBlocks {
 impl NextBlocks {
     /// None.
     pub const NONE: NextBlocks = NextBlocks { panels: [std::ptr::null(); 2], bytes: 0 };
+
+    /// Prefetches part `i` of `each`. All lines at once would be more than a processor can wait for: it would stop
+    /// until most have come.
+    #[inline(always)]
+    pub fn prefetch<S: Simd>(&self, simd: S, i: usize, each: usize) {
+        let lines = self.bytes.div_ceil(LINE);
+        let (from, end) = (lines * i / each, lines * (i + 1) / each);
+        for panel in self.panels {
+            simd.prefetch(panel.wrapping_add(from * LINE), (end - from) * LINE);
+        }
+    }
 }

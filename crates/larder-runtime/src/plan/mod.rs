@@ -5,7 +5,7 @@
 
 use larder_cache::{CacheScope, pass_through_slots, slot_count};
 use larder_core::{Blueprint, CheckpointPolicy, format_bytes};
-use larder_kernels::attention_scratch_bytes;
+use larder_kernels::{PRODUCT_SCRATCH_BYTES, attention_scratch_bytes};
 use larder_model::KvFormat;
 use larder_policy::eviction::CacheShape;
 use serde_json::{Value, json};
@@ -144,8 +144,13 @@ impl PlanInputs<'_> {
         one.saturating_mul(self.sequences as u64)
     }
 
-    /// Bytes of activations during a step, with the scores of attention and the logits of each sequence.
+    /// Bytes of buffers during a step: activations, and what threads unpack weights into.
     pub fn scratch_bytes(&self) -> u64 {
+        self.activation_bytes().saturating_add(self.threads.saturating_mul(PRODUCT_SCRATCH_BYTES) as u64)
+    }
+
+    /// Bytes of activations during a step, with the scores of attention and the logits of each sequence.
+    fn activation_bytes(&self) -> u64 {
         let attention = attention_scratch_bytes(self.context, self.blueprint.sequence_memory.widest_row, self.threads);
         // The draft tokens of one sequence are computed at a time, and their logits copied once.
         let logits = (3 * self.sequences + 2 * self.drafts)
@@ -157,7 +162,7 @@ impl PlanInputs<'_> {
 
     /// Bytes of staging buffers between memory and a GPU.
     fn gpu_buffer_bytes(&self) -> u64 {
-        if self.on_gpu { self.scratch_bytes().saturating_add(UPLOAD_BUFFER_BYTES) } else { 0 }
+        if self.on_gpu { self.activation_bytes().saturating_add(UPLOAD_BUFFER_BYTES) } else { 0 }
     }
 
     /// Bytes of the draft model.

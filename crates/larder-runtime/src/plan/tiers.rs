@@ -118,7 +118,7 @@ impl PlanInputs<'_> {
         let of_chosen = output + 3 * size_of::<f32>() * geometry.inter;
         let chosen = (CHOICE_TOKENS * geometry.top_k).saturating_mul(of_chosen);
         let activations = layer.saturating_add(outputs).saturating_mul(2).saturating_add(attention + chosen);
-        self.scratch_bytes().saturating_add(activations as u64).saturating_add(DEVICE_LISTS_BYTES)
+        self.activation_bytes().saturating_add(activations as u64).saturating_add(DEVICE_LISTS_BYTES)
     }
 
     /// Bytes of KV cache in VRAM. Recurrent states are there where a chain advances them, and else in main memory.
