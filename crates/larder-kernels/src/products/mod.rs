@@ -62,10 +62,38 @@ fn fork_join(pool: &ThreadPool, products: &mut [Product]) {
     let (set, all) = (dispatch::best(), SharedProducts::new(products, share));
     pool.run(all.tasks(), &|task| {
         let (product, task, out) = all.find(task);
-        let panels = product.panels_per_task(share);
-        let first = task * panels;
-        product.compute(set, first..product.weights.panels().count().min(first + panels), &out);
+        product.compute(set, product.division(share).tile(task), &out);
     });
+}
+
+/// The results that one task computes.
+#[derive(Clone)]
+struct Tile {
+    panels: Range<usize>,
+    tokens: Range<usize>,
+}
+
+/// How the results of a product are divided among tasks.
+struct Division {
+    panels: usize,
+    tokens: usize,
+    panels_per_task: usize,
+    tokens_per_task: usize,
+}
+
+impl Division {
+    fn tasks(&self) -> usize {
+        self.panels.div_ceil(self.panels_per_task) * self.tokens.div_ceil(self.tokens_per_task)
+    }
+
+    fn tile(&self, task: usize) -> Tile {
+        let parts = self.tokens.div_ceil(self.tokens_per_task);
+        let (panel, token) = (task / parts * self.panels_per_task, task % parts * self.tokens_per_task);
+        Tile {
+            panels: panel..self.panels.min(panel + self.panels_per_task),
+            tokens: token..self.tokens.min(token + self.tokens_per_task),
+        }
+    }
 }
 
 impl Product<'_> {
@@ -89,13 +117,15 @@ impl Product<'_> {
     }
 
     /// Computes the first panels, as many as there are in whole strips, and returns the rest.
-    fn compute_strips(&self, kernels: &StripKernels, panels: Range<usize>, out: &Disjoint<f32>) -> Range<usize> {
+    fn compute_strips(&self, kernels: &StripKernels, tile: Tile, out: &Disjoint<f32>) -> Tile {
+        let Tile { panels, tokens } = tile;
         let whole = panels.end.min(self.weights.rows / ROW_GROUP);
         let strips = whole.saturating_sub(panels.start) / STRIP_PANELS;
         for strip in 0..strips {
-            in_strips(kernels, self, panels.start + strip * STRIP_PANELS, strip + 1 < strips, out);
+            let first = panels.start + strip * STRIP_PANELS;
+            in_strips(kernels, self, first, tokens.clone(), strip + 1 < strips, out);
         }
-        panels.start + strips * STRIP_PANELS..panels.end
+        Tile { panels: panels.start + strips * STRIP_PANELS..panels.end, tokens }
     }
 
     /// Work in bytes of weights times tokens.
@@ -103,96 +133,87 @@ impl Product<'_> {
         self.weights.bytes.len() * self.tokens()
     }
 
-    fn panels_per_task(&self, share: usize) -> usize {
-        let panel_work = ROW_GROUP * self.weights.panels().row_bytes * self.tokens();
+    /// Tasks of about this work. Tokens are divided where panels alone are too few, as those of a router.
+    fn division(&self, share: usize) -> Division {
+        let (panels, tokens) = (self.weights.panels().count(), self.tokens());
+        let panel_work = (ROW_GROUP * self.weights.panels().row_bytes * tokens).max(1);
         let unit = if self.strips(dispatch::best()).is_some() { STRIP_PANELS } else { MAX_PANELS };
-        (share / panel_work.max(1)).max(1).next_multiple_of(unit)
+        let panels_per_task = (share / panel_work).max(1).next_multiple_of(unit);
+        let parts = (panels.min(panels_per_task) * panel_work / share).max(1);
+        Division { panels, tokens, panels_per_task, tokens_per_task: tokens.div_ceil(parts).max(MAX_TOKENS) }
     }
 
-    fn tasks(&self, share: usize) -> usize {
-        match self.tokens() {
-            0 => 0,
-            _ => self.weights.panels().count().div_ceil(self.panels_per_task(share)),
-        }
-    }
-
-    /// The results of some panels for all tokens.
-    fn compute(&self, set: &KernelSet, panels: Range<usize>, out: &Disjoint<f32>) {
-        let tokens = self.tokens();
+    /// The results of a tile.
+    fn compute(&self, set: &KernelSet, tile: Tile, out: &Disjoint<f32>) {
         if !self.weights.kind.is_float() && !self.x.is_quantised() {
-            return self.compute_widened(set, panels, out);
+            return self.compute_widened(set, tile, out);
         }
-        let panels = match self.strips(set) {
-            Some(strips) => self.compute_strips(&strips, panels, out),
-            None => panels,
+        let tile = match self.strips(set) {
+            Some(strips) => self.compute_strips(&strips, tile, out),
+            None => tile,
         };
-        if panels.is_empty() {
+        if tile.panels.is_empty() {
             return;
         }
-        for near in (0..tokens).step_by(MAX_TOKENS) {
-            let tokens = near..tokens.min(near + MAX_TOKENS);
+        for near in tile.tokens.clone().step_by(MAX_TOKENS) {
+            let tokens = near..tile.tokens.end.min(near + MAX_TOKENS);
             // The fewer, the fewer sums are cleared.
             match tokens.len() {
-                1 => self.tokens_of::<1>(set, panels.clone(), tokens, out),
-                2..=4 => self.tokens_of::<4>(set, panels.clone(), tokens, out),
-                5..=16 => self.tokens_of::<16>(set, panels.clone(), tokens, out),
-                _ => self.tokens_of::<MAX_TOKENS>(set, panels.clone(), tokens, out),
+                1 => self.tokens_of::<1>(set, &tile, tokens, out),
+                2..=4 => self.tokens_of::<4>(set, &tile, tokens, out),
+                5..=16 => self.tokens_of::<16>(set, &tile, tokens, out),
+                _ => self.tokens_of::<MAX_TOKENS>(set, &tile, tokens, out),
             }
         }
     }
 
     /// The reference path: weights widened to f32, activations as they are.
-    fn compute_widened(&self, set: &KernelSet, panels: Range<usize>, out: &Disjoint<f32>) {
+    fn compute_widened(&self, set: &KernelSet, Tile { panels, tokens }: Tile, out: &Disjoint<f32>) {
         let WeightMatrix { rows, cols, .. } = self.weights;
         let mut wide = vec![0.0; cols];
         let mut sums = [Sums::default(); 1];
         for row in panels.start * ROW_GROUP..rows.min(panels.end * ROW_GROUP) {
             widen_row(self.weights, row, &mut wide);
             let panel = Panel::of_floats(&wide);
-            for t in 0..self.tokens() {
+            for t in tokens.clone() {
                 let x = self.x.values(self.pick.map_or(t, |pick| pick[t] as usize));
                 (set.floats)(&[panel], &[x], &mut sums);
-                // SAFETY: every panel belongs to one task, and only rows of its panels are written here.
+                // SAFETY: every tile belongs to one task, and only its results are written here.
                 let out = unsafe { out.slice(t * rows + row, 1) };
                 out[0] = sums[0][0];
             }
         }
     }
 
-    /// The results of some panels for some tokens, at most `T`.
-    fn tokens_of<const T: usize>(
-        &self,
-        set: &KernelSet,
-        panels: Range<usize>,
-        tokens: Range<usize>,
-        out: &Disjoint<f32>,
-    ) {
+    /// The results of a tile for some of its tokens, at most `T`.
+    fn tokens_of<const T: usize>(&self, set: &KernelSet, tile: &Tile, tokens: Range<usize>, out: &Disjoint<f32>) {
         let (first, count) = (tokens.start, tokens.len());
         let token = |t: usize| self.pick.map_or(first + t, |pick| pick[first + t] as usize);
         if self.weights.kind.is_float() {
             let x: [&[f32]; T] = std::array::from_fn(|t| if t < count { self.x.values(token(t)) } else { &[] });
-            self.in_two_places::<_, T>(set.floats, panels, first, &x[..count], out);
+            self.in_two_places::<_, T>(set.floats, tile, first, &x[..count], out);
         } else {
             let x: [&[Block]; T] = std::array::from_fn(|t| if t < count { self.x.blocks(token(t)) } else { &[] });
-            self.in_two_places::<_, T>(set.blocks, panels, first, &x[..count], out);
+            self.in_two_places::<_, T>(set.blocks, tile, first, &x[..count], out);
         }
     }
 
-    /// The results of some panels, whose weights are read in several places at a time, for the tokens `x` from number
-    /// `first` on.
+    /// The results of a tile, whose weights are read in several places at a time, for the tokens `x` from number `first`
+    /// on.
     fn in_two_places<X, const T: usize>(
         &self,
         kernel: fn(&[Panel], &[&[X]], &mut [Sums]),
-        panels: Range<usize>,
+        tile: &Tile,
         first: usize,
         x: &[&[X]],
         out: &Disjoint<f32>,
     ) {
+        let Tile { panels, tokens } = tile;
         let (stored, step) = (self.weights.panels(), panels.len().div_ceil(MAX_PANELS));
         let panel = |index: usize| {
             let panel = stored.get(index);
             // For later tokens the next panel is in the cache already.
-            if first == 0 { panel } else { Panel { next: &[], ..panel } }
+            if first == tokens.start { panel } else { Panel { next: &[], ..panel } }
         };
         let mut sums = [[Sums::default(); T]; MAX_PANELS];
         let sums = sums.as_flattened_mut();
@@ -215,7 +236,7 @@ impl Product<'_> {
         let row = panel * ROW_GROUP;
         let rows = ROW_GROUP.min(self.weights.rows - row);
         for (t, sums) in sums.iter().enumerate() {
-            // SAFETY: every panel belongs to one task, and only its rows are written here.
+            // SAFETY: every tile belongs to one task, and only its results are written here.
             let out = unsafe { out.slice((first + t) * self.weights.rows + row, rows) };
             match <&mut Sums>::try_from(&mut *out) {
                 // A copy of known length is one instruction.
@@ -245,7 +266,7 @@ impl<'a, 'b> SharedProducts<'a, 'b> {
     fn new(products: &'b mut [Product<'a>], share: usize) -> Self {
         let (mut ends, mut end) = ([0; MAX_PRODUCTS], 0);
         for (product, at) in products.iter().zip(&mut ends) {
-            end += product.tasks(share) as u32;
+            end += product.division(share).tasks() as u32;
             *at = end;
         }
         SharedProducts { first: products.as_mut_ptr(), len: products.len(), ends, products: PhantomData }

@@ -32,23 +32,30 @@ thread_local! {
     });
 }
 
-/// The results of the strip that begins with panel number `first`, for all tokens. If there is a `next` strip, it is
+/// The results of the strip that begins with panel number `first`, for some tokens. If there is a `next` strip, it is
 /// prefetched meanwhile.
-pub fn in_strips(kernels: &StripKernels, product: &Product, first: usize, next: bool, out: &Disjoint<f32>) {
+pub fn in_strips(
+    kernels: &StripKernels,
+    product: &Product,
+    first: usize,
+    tokens: Range<usize>,
+    next: bool,
+    out: &Disjoint<f32>,
+) {
     let stored = product.weights.panels();
     let panels = panels_from(&stored, first);
     let blocks = panels[0].blocks;
     let step = STRIP_BLOCKS * BLOCK / product.weights.kind.block_len();
     let each = product.weights.kind.block_len() / BLOCK;
     SCRATCH.with_borrow_mut(|Scratch { strip, sums }| {
-        for tokens in parts(product.tokens(), TOKENS) {
+        for tokens in parts(tokens, TOKENS) {
             let mut x: [&[Block]; TOKENS] = [&[]; TOKENS];
             for (x, t) in x.iter_mut().zip(tokens.clone()) {
                 *x = product.x.blocks(product.pick.map_or(t, |pick| pick[t] as usize));
             }
             let (x, sums) = (&x[..tokens.len()], &mut sums[..tokens.len()]);
             sums.fill(StripSums([0.0; STRIP_ROWS]));
-            for part in parts(blocks, step) {
+            for part in parts(0..blocks, step) {
                 let ahead = part.end..blocks.min(part.end + step);
                 let ahead = if !ahead.is_empty() {
                     panels.map(|panel| stored_blocks(&panel, ahead.clone()))
@@ -70,7 +77,7 @@ impl Product<'_> {
     /// Stores the sums of a strip, times the scale of the matrix, for the tokens from number `first` on.
     fn store_strip(&self, row: usize, first: usize, sums: &[StripSums], out: &Disjoint<f32>) {
         for (t, StripSums(sums)) in sums.iter().enumerate() {
-            // SAFETY: every panel belongs to one task, and only the rows of its panels are written here.
+            // SAFETY: every tile belongs to one task, and only its results are written here.
             let out = unsafe { out.slice((first + t) * self.weights.rows + row, STRIP_ROWS) };
             out.copy_from_slice(sums);
             if self.weights.scale != 1.0 {
@@ -90,7 +97,7 @@ fn stored_blocks<'a>(panel: &Panel<'a>, blocks: Range<usize>) -> &'a [u8] {
     if panel.interleaved { &panel.bytes[blocks.start * each..blocks.end * each] } else { &[] }
 }
 
-/// `0..len`, in parts of at most `most`.
-fn parts(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..len).step_by(most).map(move |start| start..len.min(start + most))
+/// A range in parts of at most `most`.
+fn parts(all: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
+    all.clone().step_by(most).map(move |start| start..all.end.min(start + most))
 }

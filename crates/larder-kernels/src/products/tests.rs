@@ -130,22 +130,22 @@ fn unquantised_activations_are_multiplied_with_widened_weights() {
 
 #[test]
 fn work_is_split_into_several_tasks_per_thread_of_a_minimum_size() {
-    let mut noise = Noise::new(6);
-    let (mut buffer, activations) = (InputBuffer::new(), noise.values(1024));
-    let x = buffer.fill(&activations, 1024, true);
-    for (rows, least, most) in [(8, 1, 1), (64, 1, 4), (4096, 16, 40)] {
-        let bytes = noise.weights(NumberFormat::Q4_0, rows, 1024);
-        let weights = WeightMatrix {
-            kind: NumberFormat::Q4_0,
-            order: RowOrder::Plain,
-            rows,
-            cols: 1024,
-            scale: 1.0,
-            bytes: &bytes,
-        };
-        let product = Product { weights, x, pick: None, out: &mut vec![0.0; rows] };
-        let tasks = product.tasks(MIN_TASK_WORK.max(product.work() / (2 * TASKS_PER_THREAD)));
-        assert!((least..=most).contains(&tasks), "{tasks} tasks for {rows} rows");
+    // A router of many tokens has fewer panels than threads.
+    for (threads, rows, tokens, least, most) in
+        [(2, 8, 1, 1, 1), (2, 64, 1, 1, 4), (2, 4096, 1, 16, 40), (16, 32, 1024, 16, 16), (16, 2048, 512, 64, 160)]
+    {
+        let mut noise = Noise::new(6);
+        let (mut buffer, activations) = (InputBuffer::new(), noise.values(tokens * 256));
+        let (x, bytes) = (buffer.fill(&activations, 256, true), noise.weights(NumberFormat::Q8_0, rows, 256));
+        let (kind, order, cols) = (NumberFormat::Q8_0, RowOrder::Plain, 256);
+        let weights = WeightMatrix { kind, order, rows, cols, scale: 1.0, bytes: &bytes };
+        let mut out = vec![0.0; rows * tokens];
+        let product = Product { weights, x, pick: None, out: &mut out };
+        let division = product.division(MIN_TASK_WORK.max(product.work() / (threads * TASKS_PER_THREAD)));
+        let tasks = division.tasks();
+        assert!((least..=most).contains(&tasks), "{tasks} tasks for {rows} rows and {tokens} tokens");
+        let tiles = (0..tasks).map(|task| division.tile(task));
+        assert_eq!(tiles.map(|tile| tile.panels.len() * ROW_GROUP * tile.tokens.len()).sum::<usize>(), rows * tokens);
     }
 }
 
