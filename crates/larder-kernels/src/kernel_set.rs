@@ -66,6 +66,39 @@ pub struct StripKernels {
     pub multiply: fn(&Strip, &[&[Block]], usize, &mut [StripSums]),
 }
 
+/// Columns of a state that are computed at a time: of 128 rows they stay in the first-level cache.
+pub const DELTA_COLUMNS: usize = 32;
+
+/// Some columns of a row of a state.
+pub type DeltaRow = [f32; DELTA_COLUMNS];
+
+/// A token that a state takes in by the delta rule. All but the corrections have a value for each row.
+pub struct DeltaStep<'a> {
+    pub decays: &'a [f32],
+    pub key: &'a [f32],
+    pub query: &'a [f32],
+    pub correction: &'a DeltaRow,
+    /// The factors by which the next token reads.
+    pub next: &'a [f32],
+}
+
+impl DeltaStep<'_> {
+    /// Checks that there is a value for each of `rows`.
+    pub(crate) fn check(&self, rows: usize) {
+        let each = [self.decays, self.key, self.query, self.next];
+        assert!(each.iter().all(|values| values.len() == rows), "a value for each row");
+    }
+}
+
+/// The kernels for the delta rule.
+#[derive(Clone, Copy)]
+pub struct DeltaKernels {
+    /// Sums of the rows of a state, each times its factor.
+    pub read: fn(&[DeltaRow], &[f32]) -> DeltaRow,
+    /// Takes in a token; what it reads, and what the next one does.
+    pub step: fn(&mut [DeltaRow], DeltaStep) -> [DeltaRow; 2],
+}
+
 /// The kernels of one instruction set. All sets give the bits of [`portable`](crate::portable).
 #[derive(Clone, Copy)]
 pub struct KernelSet {
@@ -78,6 +111,8 @@ pub struct KernelSet {
     pub(crate) floats: fn(&[Panel], &[&[f32]], &mut [Sums]),
     /// Adds rows of floats to each output, each row times the output's factor for it, one row after the other.
     pub(crate) weighted_sums: WeightedSums,
+    /// The delta rule.
+    pub(crate) delta: DeltaKernels,
     /// Widens the first values of a row in `q8_0`.
     pub(crate) widen_q8_0: fn(&[u8], &mut [f32]),
     /// Quantises activations, 32 to a block.

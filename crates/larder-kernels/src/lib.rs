@@ -15,6 +15,7 @@
 //! | [`Product`], [`products()`] | matrix products, many in one fork-join |
 //! | [`AttentionTask`], [`attend`] | attention of queries over pages of keys and values in f32, f16, bf16 or q8_0, many sequences in one fork-join |
 //! | [`IndexArgs`], [`index_scores`] | scores by which sparse attention chooses rows |
+//! | [`DeltaHead`], [`delta_rule()`] | the delta rule of linear attention, on states of all heads |
 //! | [`ThreadPool`] | the threads that share the tasks of one fork-join |
 //!
 //! # Example
@@ -40,6 +41,7 @@
 
 mod attention;
 mod block;
+mod delta_rule;
 mod disjoint;
 mod dispatch;
 mod dot;
@@ -66,6 +68,7 @@ pub use attention::{
     AttentionArgs, AttentionTask, DistanceBias, IndexArgs, KvPages, KvTensor, TILE_POSITIONS, attend,
     attention_scratch_bytes, index_scores,
 };
+pub use delta_rule::{DeltaHead, DeltaShape, TokenRows, delta_rule};
 pub use dispatch::instruction_set;
 pub use erf::erf;
 pub use formats::q8_0::quantise_row;

@@ -26,12 +26,13 @@ use crate::block::{BLOCK, Block};
 use crate::dot::dot_of;
 use crate::formats::definition;
 use crate::formats::q8_0::widen_q8_0;
-use crate::kernel_set::{KernelSet, StridedRows, Sums};
+use crate::kernel_set::{DELTA_COLUMNS, DeltaKernels, DeltaRow, DeltaStep, KernelSet, StridedRows, Sums};
 use crate::weights::Panel;
 
 /// The portable kernels.
 pub fn set() -> Option<KernelSet> {
-    Some(KernelSet { name: "portable", blocks, strips: None, floats, weighted_sums, widen_q8_0, quantise })
+    let delta = DeltaKernels { read: delta_read, step: delta_step };
+    Some(KernelSet { name: "portable", blocks, strips: None, floats, weighted_sums, delta, widen_q8_0, quantise })
 }
 
 /// Products with quantised weights of any format.
@@ -92,6 +93,26 @@ fn floats_of(panel: &Panel, x: &[&[f32]], out: &mut [Sums]) {
             };
         }
     }
+}
+
+/// `known[j] = known[j] + factors[i] · state[i][j]`, for one row after the other.
+fn delta_read(state: &[DeltaRow], factors: &[f32]) -> DeltaRow {
+    let mut known = [0.0; DELTA_COLUMNS];
+    for (row, factor) in state.iter().zip(factors) {
+        known.iter_mut().zip(row).for_each(|(known, state)| *known += factor * state);
+    }
+    known
+}
+
+/// `state[i][j] = decays[i] · state[i][j] + key[i] · correction[j]`, and what this token and the next one read of it.
+fn delta_step(state: &mut [DeltaRow], step: DeltaStep) -> [DeltaRow; 2] {
+    step.check(state.len());
+    for ((row, decay), key) in state.iter_mut().zip(step.decays).zip(step.key) {
+        for (state, correction) in row.iter_mut().zip(step.correction) {
+            *state = decay * *state + key * correction;
+        }
+    }
+    [step.query, step.next].map(|factors| delta_read(state, factors))
 }
 
 fn quantise(x: &[f32], out: &mut [Block]) {

@@ -11,8 +11,9 @@ use larder_core::NumberFormat;
 use self::primitives::Avx2;
 pub use self::primitives::prefetch;
 use crate::block::{BLOCK, Block};
-use crate::kernel_set::{KernelSet, StridedRows, StripKernels, Sums};
+use crate::kernel_set::{DeltaKernels, KernelSet, StridedRows, StripKernels, Sums};
 use crate::simd::blocks::check;
+use crate::simd::delta_rule::{read, step};
 use crate::simd::products::products;
 use crate::simd::strips::{multiply, unpack};
 use crate::simd::weighted_sums::weighted_sums as add_weighted;
@@ -37,8 +38,13 @@ fn of<const VNNI: bool>(name: &'static str) -> Option<KernelSet> {
         multiply: |strip, x, first, sums| multiply(simd::<VNNI>(), strip, x, first, sums),
     };
     let blocks = |panels: &[Panel], x: &[&[Block]], out: &mut [Sums]| products(simd::<VNNI>(), panels, x, out);
-    Some(KernelSet { name, blocks, strips: Some(strips), floats, weighted_sums, widen_q8_0, quantise })
+    Some(KernelSet { name, blocks, strips: Some(strips), floats, weighted_sums, delta: DELTA, widen_q8_0, quantise })
 }
+
+const DELTA: DeltaKernels = DeltaKernels {
+    read: |state, factors| read(simd::<false>(), state, factors),
+    step: |state, token| step(simd::<false>(), state, token),
+};
 
 fn simd<const VNNI: bool>() -> Avx2<VNNI> {
     Avx2::detect().expect("the set was chosen because the processor has it")

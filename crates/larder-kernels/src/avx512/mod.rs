@@ -10,8 +10,9 @@ use larder_core::NumberFormat;
 
 use self::primitives::Avx512;
 use crate::block::{BLOCK, Block};
-use crate::kernel_set::{KernelSet, StridedRows, StripKernels, Sums};
+use crate::kernel_set::{DeltaKernels, KernelSet, StridedRows, StripKernels, Sums};
 use crate::simd::blocks::check;
+use crate::simd::delta_rule::{read, step};
 use crate::simd::products::products;
 use crate::simd::strips::{multiply, unpack};
 use crate::simd::weighted_sums::weighted_sums as add_weighted;
@@ -21,13 +22,19 @@ use crate::weights::Panel;
 /// The kernels, if this processor can run them.
 pub fn set() -> Option<KernelSet> {
     Avx512::detect()?;
-    Some(KernelSet { name: "avx512", blocks, strips: Some(STRIPS), floats, weighted_sums, widen_q8_0, quantise })
+    let (name, strips) = ("avx512", Some(STRIPS));
+    Some(KernelSet { name, blocks, strips, floats, weighted_sums, delta: DELTA, widen_q8_0, quantise })
 }
 
 const STRIPS: StripKernels = StripKernels {
     least: 2,
     unpack: |panels, blocks, next, strip| unpack(simd(), panels, blocks, next, strip),
     multiply: |strip, x, first, sums| multiply(simd(), strip, x, first, sums),
+};
+
+const DELTA: DeltaKernels = DeltaKernels {
+    read: |state, factors| read(simd(), state, factors),
+    step: |state, token| step(simd(), state, token),
 };
 
 fn simd() -> Avx512 {

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::block::{BLOCK, Block};
 use crate::inputs::{InputBuffer, Inputs};
-use crate::kernel_set::{MAX_PANELS, MAX_TOKENS, StridedRows, StripKernels, Sums};
+use crate::kernel_set::{DELTA_COLUMNS, DeltaRow, DeltaStep, MAX_PANELS, MAX_TOKENS, StridedRows, StripKernels, Sums};
 use crate::strip::{STRIP_BLOCKS, STRIP_PANELS, STRIP_ROWS, Strip, StripSums};
 use crate::testing::{Noise, blocks_with_values, ordered, set_scales};
 use crate::weights::{Panel, WeightMatrix, widen_row};
@@ -175,6 +175,26 @@ proptest! {
         let want = summed(&portable::set().unwrap());
         for set in all() {
             prop_assert_eq!(summed(&set), want.clone(), "{} {}", set.name, kind);
+        }
+    }
+
+    #[test]
+    fn every_set_takes_in_tokens_with_the_same_bits(seed: u64, rows in 1..200usize, tokens in 1..4usize) {
+        let mut noise = Noise::new(seed);
+        let start: Vec<DeltaRow> = noise.values(rows * DELTA_COLUMNS).as_chunks().0.to_vec();
+        let values = noise.values(tokens * (4 * rows + DELTA_COLUMNS));
+        let taken_in = |set: &KernelSet| {
+            let (mut state, mut reads) = (start.clone(), vec![(set.delta.read)(&start, &values[..rows])]);
+            for token in values.chunks(4 * rows + DELTA_COLUMNS) {
+                let (correction, rest) = token.split_first_chunk().unwrap();
+                let [decays, key, query, next] = [0, 1, 2, 3].map(|i| &rest[i * rows..][..rows]);
+                reads.extend((set.delta.step)(&mut state, DeltaStep { decays, key, query, correction, next }));
+            }
+            [state, reads].concat().as_flattened().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+        };
+        let want = taken_in(&portable::set().unwrap());
+        for set in all() {
+            prop_assert_eq!(taken_in(&set), want.clone(), "{}", set.name);
         }
     }
 

@@ -19,8 +19,9 @@ use self::dots::{Sdot, Smull};
 use self::primitives::Neon;
 use crate::block::{BLOCK, Block};
 use crate::formats::q8_0::widen_q8_0;
-use crate::kernel_set::{KernelSet, StridedRows, StripKernels, Sums};
+use crate::kernel_set::{DeltaKernels, KernelSet, StridedRows, StripKernels, Sums};
 use crate::simd::blocks::check;
+use crate::simd::delta_rule::{read, step};
 use crate::simd::products::products;
 use crate::simd::strips::{multiply, unpack};
 use crate::simd::weighted_sums::weighted_sums as add_weighted;
@@ -31,13 +32,19 @@ use crate::weights::Panel;
 pub fn with_dot_products() -> Option<KernelSet> {
     Sdot::detect()?;
     let (blocks, strips) = (blocks_with_dot_products, Some(STRIPS_WITH_DOT_PRODUCTS));
-    Some(KernelSet { name: "neon+dotprod", blocks, strips, floats, weighted_sums, widen_q8_0, quantise })
+    Some(KernelSet { name: "neon+dotprod", blocks, strips, floats, weighted_sums, delta: DELTA, widen_q8_0, quantise })
 }
 
 /// The kernels that every 64-bit Arm processor can run.
 pub fn set() -> Option<KernelSet> {
-    Some(KernelSet { name: "neon", blocks, strips: Some(STRIPS), floats, weighted_sums, widen_q8_0, quantise })
+    let (name, strips) = ("neon", Some(STRIPS));
+    Some(KernelSet { name, blocks, strips, floats, weighted_sums, delta: DELTA, widen_q8_0, quantise })
 }
+
+const DELTA: DeltaKernels = DeltaKernels {
+    read: |state, factors| read(Neon(Smull), state, factors),
+    step: |state, token| step(Neon(Smull), state, token),
+};
 
 const STRIPS: StripKernels = StripKernels {
     least: 2,

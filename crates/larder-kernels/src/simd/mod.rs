@@ -10,6 +10,7 @@
 
 pub mod blocks;
 pub mod byte_lanes;
+pub mod delta_rule;
 pub mod groups;
 pub mod products;
 pub mod strips;
@@ -127,6 +128,12 @@ pub trait Simd: ByteLanes {
 
     /// Products.
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    /// Sums.
+    #[inline(always)]
+    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats {
+        self.mul_add(a, self.splat(1.0), b)
+    }
 
     /// `a · b + c`, rounded once.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;

@@ -1,15 +1,10 @@
-//! The delta rule itself: a state per head that decays and is corrected with each token.
-//!
-//! ```text
-//! state  = decay · state + key ⊗ strength · (value − keyᵀ · decay · state)
-//! output = queryᵀ · state
-//! ```
+//! The heads of a delta rule, and what it reads of a token.
 
-use larder_kernels::{ThreadPool, exp, softplus};
+use larder_kernels::{DeltaHead, DeltaShape, ThreadPool, TokenRows, delta_rule, exp, softplus};
 
 use crate::config::config_error;
 use crate::error::Result;
-use crate::ops::{StateParts, sigmoid, sum};
+use crate::ops::{GateFunction, sigmoid, sum};
 
 /// Added to the sum of squares of a query or key, under the root.
 const UNIT_EPS: f32 = 1e-6;
@@ -51,17 +46,14 @@ impl ChannelDecay {
     }
 }
 
-/// A function of token and head that fills a row of that head.
-pub(crate) type HeadRow<'a> = dyn Fn(usize, usize, &mut [f32]) + Sync + 'a;
-
-/// What the rule reads of consecutive tokens of one sequence.
-pub(crate) struct DeltaTokens<'a> {
-    /// `[tokens, mixed]`: queries, keys and values of all heads, after the convolution.
-    pub qkv: &'a [f32],
-    /// `[tokens, v_heads]`: strength of each correction.
-    pub beta: &'a [f32],
-    /// Fills the decay `[k_dim]` of a head: a factor per channel of its keys.
-    pub decay: &'a HeadRow<'a>,
+/// What the decays of all heads are made of, `[v_heads]` or `[v_heads · k_dim]` of each.
+#[derive(Clone, Copy)]
+pub(crate) struct Decays<'a> {
+    pub form: ChannelDecay,
+    /// Added to what the matmul yields.
+    pub bias: &'a [f32],
+    /// `[v_heads]`: `e^A`.
+    pub rates: &'a [f32],
 }
 
 impl DeltaHeads {
@@ -97,55 +89,57 @@ impl DeltaHeads {
         2 * self.keys() + self.values()
     }
 
-    /// Updates the state with the tokens, one after the other, and writes the output of each:
-    /// `out [tokens, v_heads, v_dim]`.
-    pub(crate) fn advance(&self, tokens: &DeltaTokens, state: &mut [f32], out: &mut [f32], threads: &ThreadPool) {
-        let DeltaHeads { v_heads, k_dim, v_dim, .. } = *self;
-        let count = tokens.beta.len() / v_heads;
-        let parts = StateParts { state, state_len: k_dim * v_dim, out, width: v_dim };
-        parts.advance(count, threads, |head, state, out| self.advance_head(head, tokens, state, out));
+    /// Width of what is [prepared](Self::prepare) for a token with this number of decays.
+    pub(crate) fn prepared(&self, decays: usize) -> usize {
+        2 * self.keys() + self.v_heads + decays
     }
 
-    /// As [`advance`](Self::advance), of one head: `state [k_dim, v_dim]`, `out [tokens, v_dim]`.
-    fn advance_head(&self, head: usize, tokens: &DeltaTokens, state: &mut [f32], out: &mut [f32]) {
+    /// Queries and keys of a token as vectors of a length, the strengths of its corrections, and its decays, from the
+    /// rows of the convolution and of the matmuls.
+    pub(crate) fn prepare(&self, [qkv, strengths, products]: [&[f32]; 3], decays: Decays, out: &mut [f32]) {
+        let (k_dim, Decays { form, bias, rates }) = (self.k_dim, decays);
+        let (units, rest) = out.split_at_mut(2 * self.keys());
+        for (i, (unit_out, x)) in units.chunks_exact_mut(k_dim).zip(qkv.chunks_exact(k_dim)).enumerate() {
+            let length = if i < self.k_heads { 1.0 / (k_dim as f32).sqrt() } else { 1.0 };
+            unit(x, length, unit_out);
+        }
+        let (beta, decays) = rest.split_at_mut(self.v_heads);
+        beta.iter_mut().zip(strengths).for_each(|(beta, x)| *beta = GateFunction::Sigmoid.of(*x));
+        let each = decays.len() / self.v_heads;
+        for (head, own) in decays.chunks_exact_mut(each).enumerate() {
+            let at = head * each..(head + 1) * each;
+            let f = products[at.clone()].iter().zip(&bias[at]);
+            own.iter_mut().zip(f).for_each(|(decay, (f, bias))| *decay = form.of(rates[head], f + bias));
+        }
+    }
+
+    /// Updates the state with tokens, one after the other, and writes the output of each: `out [tokens, v_heads,
+    /// v_dim]`. Of each token there is what was prepared, and `qkv [mixed]`.
+    pub(crate) fn advance(
+        &self,
+        [prepared, qkv]: [&[f32]; 2],
+        state: &mut [f32],
+        out: &mut [f32],
+        threads: &ThreadPool,
+    ) {
         let DeltaHeads { k_heads, v_heads, k_dim, v_dim, tiled } = *self;
-        let of_key = if tiled { head % k_heads } else { head / (v_heads / k_heads) } * k_dim;
-        let mut scratch = vec![0.0; 3 * k_dim + v_dim];
-        let (query, rest) = scratch.split_at_mut(k_dim);
-        let (key, rest) = rest.split_at_mut(k_dim);
-        let (decay, correction) = rest.split_at_mut(k_dim);
-        let scale = 1.0 / (k_dim as f32).sqrt();
-        for ((t, qkv), out) in tokens.qkv.chunks_exact(self.mixed()).enumerate().zip(out.chunks_exact_mut(v_dim)) {
-            unit(&qkv[of_key..][..k_dim], scale, query);
-            unit(&qkv[self.keys() + of_key..][..k_dim], 1.0, key);
-            (tokens.decay)(t, head, decay);
-            read(state, decay, key, correction);
-            let (values, beta) = (&qkv[2 * self.keys() + head * v_dim..][..v_dim], tokens.beta[t * v_heads + head]);
-            correction.iter_mut().zip(values).for_each(|(known, value)| *known = (value - *known) * beta);
-            correct(state, decay, key, correction, query, out);
-        }
-    }
-}
-
-/// `known[j] = Σ_i key[i] · decay[i] · state[i, j]`
-fn read(state: &[f32], decay: &[f32], key: &[f32], known: &mut [f32]) {
-    known.fill(0.0);
-    for ((row, decay), key) in state.chunks_exact(known.len()).zip(decay).zip(key) {
-        let factor = key * decay;
-        known.iter_mut().zip(row).for_each(|(known, state)| *known += factor * state);
-    }
-}
-
-/// `state[i, j] = decay[i] · state[i, j] + key[i] · correction[j]`, and `out[j] = Σ_i query[i] · state[i, j]` behind
-/// it.
-fn correct(state: &mut [f32], decay: &[f32], key: &[f32], correction: &[f32], query: &[f32], out: &mut [f32]) {
-    out.fill(0.0);
-    let factors = decay.iter().zip(key).zip(query);
-    for (row, ((decay, key), query)) in state.chunks_exact_mut(out.len()).zip(factors) {
-        for ((state, correction), out) in row.iter_mut().zip(correction).zip(out.iter_mut()) {
-            *state = decay * *state + key * correction;
-            *out += query * *state;
-        }
+        let (tokens, keys) = (qkv.len() / self.mixed(), self.keys());
+        let step = prepared.len() / tokens;
+        let decays = (step - 2 * keys - v_heads) / v_heads;
+        let own = |at: usize| TokenRows { values: &prepared[at..], step };
+        let head = |head: usize| {
+            let of_key = if tiled { head % k_heads } else { head / (v_heads / k_heads) } * k_dim;
+            DeltaHead {
+                queries: own(of_key),
+                keys: own(keys + of_key),
+                values: TokenRows { values: &qkv[2 * keys + head * v_dim..], step: self.mixed() },
+                strengths: own(2 * keys + head),
+                decays: own(2 * keys + v_heads + head * decays),
+                by_channel: decays > 1,
+            }
+        };
+        let heads: Vec<_> = (0..v_heads).map(head).collect();
+        delta_rule(threads, DeltaShape { tokens, k_dim, v_dim }, &heads, state, out);
     }
 }
 
@@ -159,7 +153,8 @@ fn unit(x: &[f32], scale: f32, out: &mut [f32]) {
 mod tests {
     use super::*;
 
-    const HEADS: DeltaHeads = DeltaHeads { k_heads: 2, v_heads: 4, k_dim: 5, v_dim: 7, tiled: false };
+    /// Values of more columns than are computed at a time.
+    const HEADS: DeltaHeads = DeltaHeads { k_heads: 2, v_heads: 4, k_dim: 5, v_dim: 39, tiled: false };
     const TOKENS: usize = 9;
 
     fn wave(count: usize, speed: f32) -> Vec<f32> {
@@ -170,21 +165,30 @@ mod tests {
         0.5 + 0.5 * ((token * 31 + head * 7 + channel) as f32 * 0.37).cos().abs()
     }
 
+    /// What is prepared for a token, and its queries, keys and values.
+    fn token(heads: DeltaHeads, token: usize) -> [Vec<f32>; 2] {
+        let qkv = wave(TOKENS * heads.mixed(), 0.7)[token * heads.mixed()..][..heads.mixed()].to_vec();
+        let decays = heads.v_heads * heads.k_dim;
+        let mut prepared = vec![0.0; heads.prepared(decays)];
+        let [strengths, products, bias] = [heads.v_heads, decays, decays].map(|count| vec![0.0; count]);
+        let own = Decays { form: ChannelDecay::Softplus, bias: &bias, rates: &vec![0.0; heads.v_heads] };
+        heads.prepare([&qkv, &strengths, &products], own, &mut prepared);
+        let (beta, decays) = prepared[2 * heads.keys()..].split_at_mut(heads.v_heads);
+        beta.copy_from_slice(&wave(TOKENS * heads.v_heads, 1.3)[token * heads.v_heads..][..heads.v_heads]);
+        let at = |i: usize| decay_at(token, i / heads.k_dim, i % heads.k_dim);
+        decays.iter_mut().enumerate().for_each(|(i, decay)| *decay = at(i));
+        [prepared, qkv]
+    }
+
     /// Outputs and the last state, in chunks of `chunk` tokens.
     fn run(heads: DeltaHeads, chunk: usize, threads: &ThreadPool) -> (Vec<f32>, Vec<f32>) {
-        let (qkv, beta) = (wave(TOKENS * heads.mixed(), 0.7), wave(TOKENS * heads.v_heads, 1.3));
         let (mut state, mut out) = (wave(heads.state_len(), 0.9), vec![0.0; TOKENS * heads.values()]);
         for start in (0..TOKENS).step_by(chunk) {
             let rows = start..(start + chunk).min(TOKENS);
-            let part = |width: usize| rows.start * width..rows.end * width;
-            let tokens = DeltaTokens {
-                qkv: &qkv[part(heads.mixed())],
-                beta: &beta[part(heads.v_heads)],
-                decay: &|t, head, decay| {
-                    decay.iter_mut().enumerate().for_each(|(i, d)| *d = decay_at(start + t, head, i))
-                },
-            };
-            heads.advance(&tokens, &mut state, &mut out[part(heads.values())], threads);
+            let tokens: Vec<_> = rows.clone().map(|t| token(heads, t)).collect();
+            let [prepared, qkv] = [0, 1].map(|i| tokens.iter().flat_map(|token| token[i].clone()).collect::<Vec<_>>());
+            let out = &mut out[rows.start * heads.values()..rows.end * heads.values()];
+            heads.advance([&prepared, &qkv], &mut state, out, threads);
         }
         (out, state)
     }

@@ -24,7 +24,7 @@ pub(crate) use activation::{sigmoid, silu};
 pub use cca::{CcaOps, HeadConvolution, HeadMix};
 pub(crate) use convolution::{convolve_rows, shift_window};
 pub use cpu::{CpuOps, CpuPages, HostBuffer, HostRows, gather_bytes};
-pub(crate) use delta_rule::DeltaTokens;
+pub(crate) use delta_rule::Decays;
 pub use delta_rule::{ChannelDecay, DeltaHeads};
 pub use hyper_connections::{HyperConnectionOps, MATRIX_STREAMS, ManifoldWeights, ScaledSides, StreamGate, StreamMix};
 use larder_kernels::AttentionArgs;

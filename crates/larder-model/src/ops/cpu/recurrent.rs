@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::TASK_ACTIVATIONS;
 use crate::error::Result;
 use crate::ops::{
-    Activation, ChannelScan, ChannelTokens, Convolution, CpuOps, Delta, DeltaTokens, GateFunction, RecurrentOps, Rows,
-    Scan, ScanTokens, StateSpan, convolve_rows, shift_window,
+    Activation, ChannelScan, ChannelTokens, Convolution, CpuOps, Decays, Delta, GateFunction, RecurrentOps, Rows, Scan,
+    ScanTokens, StateSpan, convolve_rows, shift_window,
 };
 
 impl CpuOps {
@@ -86,33 +86,29 @@ impl RecurrentOps for CpuOps {
 
     fn delta(&self, delta: &Delta, spans: &[StateSpan]) -> Result<Rows> {
         let Delta { heads, qkv, strengths, decay } = *delta;
-        let (mut state, tokens) = (self.lock(), strengths.rows);
-        let mut beta = state.rows.take(tokens, heads.v_heads);
+        let (mut state, tokens, of_decays) = (self.lock(), strengths.rows, decay.products.width);
+        let width = heads.prepared(of_decays);
+        let mut prepared = state.rows.take(tokens, width);
         let mut out = state.rows.take(tokens, heads.values());
         let all = &*state;
-        beta.values().iter_mut().zip(all.values(strengths)).for_each(|(b, x)| *b = GateFunction::Sigmoid.of(*x));
-        let (qkv, beta_values, products) = (all.values(qkv), &*beta.values(), all.values(decay.products));
-        let (bias, rates, k_dim, values) = (all.kept(decay.bias), all.kept(decay.rates), heads.k_dim, out.values());
-        let by_channel = bias.len() > heads.v_heads;
+        let decays = Decays { form: decay.form, bias: all.kept(decay.bias), rates: all.kept(decay.rates) };
+        let (some, inputs) = (TASK_ACTIVATIONS.div_ceil(width), [qkv, strengths, decay.products]);
+        self.run_chunks(&mut prepared, some * width, &|task, prepared| {
+            for (i, prepared) in prepared.chunks_exact_mut(width).enumerate() {
+                let row = |x: Rows| &all.values(x)[(task * some + i) * x.width..][..x.width];
+                heads.prepare(inputs.map(row), decays, prepared);
+            }
+        });
+        let (qkv, prepared_values, values) = (all.values(qkv), &*prepared.values(), out.values());
         self.advance(spans, |recurrence_at, state, rows| {
             let part = |width: usize| rows.start * width..rows.end * width;
-            let fill = |t: usize, head: usize, decays: &mut [f32]| {
-                let at =
-                    |at: usize| decay.form.of(rates[head], products[(rows.start + t) * bias.len() + at] + bias[at]);
-                if by_channel {
-                    decays.iter_mut().enumerate().for_each(|(i, decay)| *decay = at(head * k_dim + i))
-                } else {
-                    decays.fill(at(head))
-                }
-            };
-            let tokens =
-                DeltaTokens { qkv: &qkv[part(heads.mixed())], beta: &beta_values[part(heads.v_heads)], decay: &fill };
+            let tokens = [&prepared_values[part(width)], &qkv[part(heads.mixed())]];
             let state_len = heads.state_len();
             let (state, out) = (&mut state[recurrence_at..][..state_len], &mut values[part(heads.values())]);
-            self.shared(out.len(), |pool| heads.advance(&tokens, state, out, pool));
+            self.shared(out.len(), |pool| heads.advance(tokens, state, out, pool));
             recurrence_at..recurrence_at + state_len
         });
-        state.rows.give_back(beta);
+        state.rows.give_back(prepared);
         Ok(state.rows.push(out))
     }
 

@@ -110,6 +110,6 @@ impl Mixer for GatedDeltaNet {
     fn scratch(&self, hidden: usize) -> TokenScratch {
         let heads = self.rule.heads;
         // All matmuls, twice while they are put in order.
-        self.rule.scratch(hidden, 2 * (heads.mixed() + heads.values() + 2 * heads.v_heads))
+        self.rule.scratch(hidden, 2 * (heads.mixed() + heads.values() + 2 * heads.v_heads), heads.v_heads)
     }
 }

@@ -130,7 +130,7 @@ impl Mixer for KimiDelta {
         let width = self.rule.heads.keys();
         // Queries, keys and values, apart and side by side; decay and gate with what is between their matrices;
         // strengths.
-        self.rule.scratch(hidden, 8 * width + 2 * k_dim + 2 * v_heads)
+        self.rule.scratch(hidden, 8 * width + 2 * k_dim + 2 * v_heads, width)
     }
 }
 

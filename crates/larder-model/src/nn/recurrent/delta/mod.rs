@@ -69,12 +69,13 @@ impl DeltaRule {
         state.recurrent.fill(tokens, self.state_lens(), rng)
     }
 
-    /// What a mixer allocates per token that holds `products` values of the matmuls of its input.
-    fn scratch(&self, hidden: usize, products: usize) -> TokenScratch {
-        let values = self.heads.values();
-        // Input and output; the convolution's input with its window and its output, at most the whole step at once; the
-        // output of the rule, twice while heads and tokens change places.
-        TokenScratch { floats: 2 * hidden + products + 2 * self.heads.mixed() + 2 * values, input: hidden.max(values) }
+    /// What a mixer allocates per token that holds `products` values of the matmuls of its input, with `decays` decays.
+    fn scratch(&self, hidden: usize, products: usize, decays: usize) -> TokenScratch {
+        let (values, mixed) = (self.heads.values(), self.heads.mixed());
+        // Input and output; the convolution's input with its window and its output, at most the whole step at once;
+        // what the rule reads of a token, and its output.
+        let own = 2 * hidden + 2 * mixed + self.heads.prepared(decays) + values;
+        TokenScratch { floats: own + products, input: hidden.max(values) }
     }
 }
 
