@@ -3,6 +3,7 @@
 
     random_checkpoint.py nemotron-3-nano DIR
     random_checkpoint.py kimi-linear DIR
+    random_checkpoint.py qwen3-next DIR
 
 Widths are those of the model; layers and experts are fewer, so that the file is small: a token uses as many experts as in the model.
 Needs the Python packages of scripts/make/make_golden.py. The store is made by `larder convert DIR STORE --experts q4_0 --resident q4_0`.
@@ -28,6 +29,16 @@ SHAPES = {
         "conv_kernel": 4, "n_routed_experts": 32, "num_experts_per_tok": 6, "moe_intermediate_size": 1856,
         "moe_shared_expert_intermediate_size": 3712, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
         "routed_scaling_factor": 2.5, "max_position_embeddings": 262144, "tie_word_embeddings": False,
+    }),
+    # Three layers of linear attention and one of attention, with a sixteenth of the experts.
+    "qwen3-next": ("qwen3_next", {
+        "model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"], "vocab_size": 151936, "hidden_size": 2048,
+        "num_hidden_layers": 4, "full_attention_interval": 4, "num_attention_heads": 16, "num_key_value_heads": 2,
+        "head_dim": 256, "partial_rotary_factor": 0.25, "rope_theta": 1e7, "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "intermediate_size": 5120, "moe_intermediate_size": 512, "num_experts": 32,
+        "num_experts_per_tok": 10, "shared_expert_intermediate_size": 512, "norm_topk_prob": True, "decoder_sparse_step": 1,
+        "mlp_only_layers": [], "max_position_embeddings": 262144, "tie_word_embeddings": False, "hidden_act": "silu",
     }),
     # A dense layer and five with experts, one of which has latent attention.
     "kimi-linear": ("kimi_linear", {

@@ -16,6 +16,7 @@
 //! | [`AttentionTask`], [`attend`] | attention of queries over pages of keys and values in f32, f16, bf16 or q8_0, many sequences in one fork-join |
 //! | [`IndexArgs`], [`index_scores`] | scores by which sparse attention chooses rows |
 //! | [`DeltaHead`], [`delta_rule()`] | the delta rule of linear attention, on states of all heads |
+//! | [`Arithmetic`], [`widest()`] | plain arithmetic on rows, compiled for the widest vectors |
 //! | [`ThreadPool`] | the threads that share the tasks of one fork-join |
 //!
 //! # Example
@@ -56,6 +57,7 @@ mod strip;
 mod tanh;
 mod thread_pool;
 mod weights;
+mod widest;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -79,6 +81,7 @@ pub use products::{PRODUCT_SCRATCH_BYTES, Product, products};
 pub use tanh::tanh;
 pub use thread_pool::{PoolActivity, RecordedForkJoin, RecordedRun, SimulatedRun, ThreadPool, WakeCosts};
 pub use weights::{WeightMatrix, widen_row};
+pub use widest::{Arithmetic, widest};
 
 #[cfg(test)]
 mod testing;

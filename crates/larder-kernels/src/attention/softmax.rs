@@ -2,6 +2,8 @@
 
 use larder_core::exp;
 
+use crate::widest::{Arithmetic, widest};
+
 /// What becomes of the scores of a tile: their maximum, and the sum of `e^(score − max)`.
 #[derive(Clone, Copy)]
 pub struct Powers {
@@ -37,38 +39,22 @@ impl RunningSoftmax {
 }
 
 /// Replaces the scores of a tile by `e^(score − max)`.
-#[cfg(target_arch = "x86_64")]
 pub fn powers(scores: &mut [f32]) -> Powers {
-    #[target_feature(enable = "avx512f")]
-    fn with_avx512(scores: &mut [f32]) -> Powers {
-        powers_in_lanes(scores)
-    }
-    #[target_feature(enable = "avx2")]
-    fn with_avx2(scores: &mut [f32]) -> Powers {
-        powers_in_lanes(scores)
-    }
-    if std::arch::is_x86_feature_detected!("avx512f") {
-        // SAFETY: the processor has the feature that the function is compiled for.
-        unsafe { with_avx512(scores) }
-    } else if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has the feature that the function is compiled for.
-        unsafe { with_avx2(scores) }
-    } else {
-        powers_in_lanes(scores)
-    }
+    widest(Scores(scores))
 }
 
-/// Replaces the scores of a tile by `e^(score − max)`.
-#[cfg(not(target_arch = "x86_64"))]
-pub fn powers(scores: &mut [f32]) -> Powers {
-    powers_in_lanes(scores)
-}
+struct Scores<'a>(&'a mut [f32]);
 
-#[inline(always)]
-fn powers_in_lanes(scores: &mut [f32]) -> Powers {
-    let max = largest(scores);
-    scores.iter_mut().for_each(|s| *s = exp(*s - max));
-    Powers { max, sum: sum(scores) }
+impl Arithmetic for Scores<'_> {
+    type Output = Powers;
+
+    #[inline(always)]
+    fn run(self) -> Powers {
+        let Scores(scores) = self;
+        let max = largest(scores);
+        scores.iter_mut().for_each(|s| *s = exp(*s - max));
+        Powers { max, sum: sum(scores) }
+    }
 }
 
 /// The maximum, in eight interleaved lanes.

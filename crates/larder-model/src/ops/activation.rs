@@ -3,7 +3,7 @@
 use std::f32::consts::FRAC_1_SQRT_2;
 
 use larder_core::softplus;
-use larder_kernels::{erf, exp, tanh};
+use larder_kernels::{Arithmetic, erf, exp, tanh, widest};
 
 use crate::config::config_error;
 use crate::error::Result;
@@ -63,80 +63,112 @@ impl Activation {
     /// Replaces each value by its activation, for experts without a gate: [`combine`](Self::combine) with an `up` that
     /// has no effect.
     pub fn apply(self, values: &mut [f32]) {
-        let each = |values: &mut [f32], f: fn(f32) -> f32| values.iter_mut().for_each(|v| *v = f(*v));
-        match self {
-            Activation::Silu => each(values, silu),
-            Activation::Gelu => each(values, gelu),
-            Activation::GeluTanh => each(values, gelu_tanh),
-            Activation::Relu => each(values, relu),
-            Activation::Relu2 => each(values, relu2),
+        widest(Alone { act: self, values });
+    }
+
+    /// Replaces `gate` by the combination with `up`.
+    pub fn combine(self, gate: &mut [f32], up: &[f32]) {
+        widest(Combination { act: self, gate, up });
+    }
+}
+
+struct Alone<'a> {
+    act: Activation,
+    values: &'a mut [f32],
+}
+
+impl Arithmetic for Alone<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let values = self.values.iter_mut();
+        match self.act {
+            Activation::Silu => values.for_each(|v| *v = silu(*v)),
+            Activation::Gelu => values.for_each(|v| *v = gelu(*v)),
+            Activation::GeluTanh => values.for_each(|v| *v = gelu_tanh(*v)),
+            Activation::Relu => values.for_each(|v| *v = relu(*v)),
+            Activation::Relu2 => values.for_each(|v| *v = relu2(*v)),
             Activation::ClampedSwiglu { alpha, limit } => {
                 for v in values {
                     let clamped = at_most(limit, *v);
                     *v = clamped * sigmoid(alpha * clamped);
                 }
             }
-            Activation::ClampedSilu { limit } => values.iter_mut().for_each(|v| *v = silu(at_most(limit, *v))),
-            Activation::LimitedSilu { limit } => values.iter_mut().for_each(|v| *v = at_most(limit, silu(*v))),
+            Activation::ClampedSilu { limit } => values.for_each(|v| *v = silu(at_most(limit, *v))),
+            Activation::LimitedSilu { limit } => values.for_each(|v| *v = at_most(limit, silu(*v))),
         }
     }
+}
 
-    /// Replaces `gate` by the combination with `up`.
-    pub fn combine(self, gate: &mut [f32], up: &[f32]) {
-        let each = |gate: &mut [f32], f: fn(f32) -> f32| gate.iter_mut().zip(up).for_each(|(g, u)| *g = f(*g) * u);
-        match self {
-            Activation::Silu => each(gate, silu),
-            Activation::Gelu => each(gate, gelu),
-            Activation::GeluTanh => each(gate, gelu_tanh),
-            Activation::Relu => each(gate, relu),
-            Activation::Relu2 => each(gate, relu2),
+struct Combination<'a> {
+    act: Activation,
+    gate: &'a mut [f32],
+    up: &'a [f32],
+}
+
+impl Arithmetic for Combination<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let pairs = self.gate.iter_mut().zip(self.up);
+        match self.act {
+            Activation::Silu => pairs.for_each(|(g, u)| *g = silu(*g) * u),
+            Activation::Gelu => pairs.for_each(|(g, u)| *g = gelu(*g) * u),
+            Activation::GeluTanh => pairs.for_each(|(g, u)| *g = gelu_tanh(*g) * u),
+            Activation::Relu => pairs.for_each(|(g, u)| *g = relu(*g) * u),
+            Activation::Relu2 => pairs.for_each(|(g, u)| *g = relu2(*g) * u),
             Activation::ClampedSwiglu { alpha, limit } => {
-                for (g, u) in gate.iter_mut().zip(up) {
+                for (g, u) in pairs {
                     let gate = at_most(limit, *g);
                     let up = u.clamp(-limit, limit);
                     *g = (up + 1.0) * gate * sigmoid(alpha * gate);
                 }
             }
             Activation::ClampedSilu { limit } => {
-                for (g, u) in gate.iter_mut().zip(up) {
-                    *g = silu(at_most(limit, *g)) * u.clamp(-limit, limit);
-                }
+                pairs.for_each(|(g, u)| *g = silu(at_most(limit, *g)) * u.clamp(-limit, limit));
             }
             Activation::LimitedSilu { limit } => {
-                for (g, u) in gate.iter_mut().zip(up) {
-                    *g = at_most(limit, silu(*g)) * u.clamp(-limit, limit);
-                }
+                pairs.for_each(|(g, u)| *g = at_most(limit, silu(*g)) * u.clamp(-limit, limit));
             }
         }
     }
 }
 
 /// `1 / (1 + e^-x)`
+#[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
 /// `x · sigmoid(x)`
+#[inline(always)]
 pub fn silu(x: f32) -> f32 {
     x * sigmoid(x)
 }
 
+#[inline(always)]
 fn at_most(limit: f32, x: f32) -> f32 {
     if x > limit { limit } else { x }
 }
 
+#[inline(always)]
 fn relu(x: f32) -> f32 {
     if x < 0.0 { 0.0 } else { x }
 }
 
+#[inline(always)]
 fn relu2(x: f32) -> f32 {
     relu(x) * relu(x)
 }
 
+#[inline(always)]
 fn gelu(x: f32) -> f32 {
     0.5 * x * (1.0 + erf(x * FRAC_1_SQRT_2))
 }
 
+#[inline(always)]
 fn gelu_tanh(x: f32) -> f32 {
     const SQRT_2_BY_PI: f32 = 0.797_884_6;
     0.5 * x * (1.0 + tanh(SQRT_2_BY_PI * (x + 0.044715 * x * x * x)))

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use larder_kernels::{ThreadPool, exp};
+use larder_kernels::{Arithmetic, ThreadPool, exp, widest};
 
 use crate::ops::{ScanHeads, StateParts};
 
@@ -13,6 +13,7 @@ const LANES: usize = 8;
 const TASK_CHANNELS: usize = 64;
 
 /// Adds a token's `input · b` to a row of the state that has decayed, and reads the row with `c`.
+#[inline(always)]
 fn take_in(row: &mut [f32], input: f32, b: &[f32], c: &[f32]) -> f32 {
     let mut sums = [0.0; LANES];
     let (rows, rest) = row.as_chunks_mut::<LANES>();
@@ -50,14 +51,30 @@ impl ScanHeads {
     pub(crate) fn advance(&self, tokens: &ScanTokens, state: &mut [f32], out: &mut [f32], threads: &ThreadPool) {
         let (count, state_len) = (tokens.steps.len() / self.heads, self.head_dim * self.state);
         let heads = StateParts { state, state_len, out, width: self.head_dim };
-        heads.advance(count, threads, |head, state, read| self.advance_head(head, tokens, state, read));
+        heads.advance(count, threads, |head, state, read| widest(HeadScan { heads: self, head, tokens, state, read }));
     }
+}
 
-    /// As [`advance`](Self::advance), of one head.
-    fn advance_head(&self, head: usize, tokens: &ScanTokens, state: &mut [f32], read: &mut [f32]) {
-        let ScanHeads { heads, head_dim, groups, state: width } = *self;
+/// The recurrence of one head.
+struct HeadScan<'a> {
+    heads: &'a ScanHeads,
+    head: usize,
+    tokens: &'a ScanTokens<'a>,
+    /// `[head_dim, state]`
+    state: &'a mut [f32],
+    /// `[tokens, head_dim]`
+    read: &'a mut [f32],
+}
+
+impl Arithmetic for HeadScan<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let HeadScan { heads: all, head, tokens, state, read } = self;
+        let ScanHeads { heads, head_dim, groups, state: width } = *all;
         let (group, rate, skip) = (head / (heads / groups), tokens.rates[head], tokens.skips[head]);
-        let rows = tokens.convolved.chunks_exact(self.channels()).zip(tokens.steps.chunks_exact(heads));
+        let rows = tokens.convolved.chunks_exact(all.channels()).zip(tokens.steps.chunks_exact(heads));
         for ((token, steps), read) in rows.zip(read.chunks_exact_mut(head_dim)) {
             let (x, both) = token.split_at(heads * head_dim);
             let (b, c) = both.split_at(groups * width);
@@ -99,13 +116,31 @@ impl ChannelTokens<'_> {
     pub(crate) fn advance(&self, rows: Range<usize>, state: &mut [f32], out: &mut [f32], threads: &ThreadPool) {
         let parts = StateParts { state, state_len: TASK_CHANNELS * self.width, out, width: TASK_CHANNELS };
         parts.advance(rows.len(), threads, |task, state, read| {
-            self.advance_part(rows.clone(), task * TASK_CHANNELS, state, read);
+            let first = task * TASK_CHANNELS;
+            widest(SomeChannels { tokens: self, rows: rows.clone(), first, state, read });
         });
     }
+}
 
-    /// As [`advance`](Self::advance), of the channels from `first` on.
-    fn advance_part(&self, rows: Range<usize>, first: usize, state: &mut [f32], read: &mut [f32]) {
-        let ChannelTokens { x, steps, b, c, decays, skips, channels: all, width } = *self;
+/// The recurrence of some channels.
+struct SomeChannels<'a> {
+    tokens: &'a ChannelTokens<'a>,
+    rows: Range<usize>,
+    /// The first channel.
+    first: usize,
+    /// `[channels, width]`
+    state: &'a mut [f32],
+    /// `[rows, channels]`
+    read: &'a mut [f32],
+}
+
+impl Arithmetic for SomeChannels<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let SomeChannels { tokens, rows, first, state, read } = self;
+        let ChannelTokens { x, steps, b, c, decays, skips, channels: all, width } = *tokens;
         let channels = state.len() / width;
         for (row, read) in rows.zip(read.chunks_exact_mut(channels)) {
             let (at, b, c) = (row * all + first, &b[row * width..][..width], &c[row * width..][..width]);

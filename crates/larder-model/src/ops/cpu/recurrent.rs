@@ -118,11 +118,13 @@ impl RecurrentOps for CpuOps {
         let mut steps = state.rows.take(raw.rows, heads.heads);
         let mut out = state.rows.take(raw.rows, heads.inner());
         let all = &*state;
-        let biased = all.values(raw).iter().zip(all.kept(step_bias).iter().cycle());
-        let step = |(step, (dt, bias)): (&mut f32, (&f32, &f32))| {
-            *step = GateFunction::Softplus.of(dt + bias).clamp(least, most);
-        };
-        steps.values().iter_mut().zip(biased).for_each(step);
+        let some = TASK_ACTIVATIONS.div_ceil(raw.width) * raw.width;
+        self.run_chunks(&mut steps, some, &|task, steps| {
+            let biased = all.values(raw)[task * some..].iter().zip(all.kept(step_bias).iter().cycle());
+            for (step, (dt, bias)) in steps.iter_mut().zip(biased) {
+                *step = GateFunction::Softplus.of(dt + bias).clamp(least, most);
+            }
+        });
         let (convolved, step_values, values) = (all.values(convolved), &*steps.values(), out.values());
         let (rates, skips) = (all.kept(rates), all.kept(skips));
         self.advance(spans, |recurrence_at, state, rows| {
