@@ -50,7 +50,7 @@ pub struct DeltaHead<'a> {
 
 /// Tokens, and widths of a key and of a value.
 #[derive(Clone, Copy)]
-pub struct DeltaShape {
+pub struct DeltaSizes {
     /// Consecutive tokens.
     pub tokens: usize,
     /// Rows of a head's state.
@@ -63,25 +63,25 @@ pub struct DeltaShape {
 /// `out [tokens, heads, v_dim]`. Allocates nothing from the second call on.
 ///
 /// # Panics
-/// If a length does not fit the shape.
-pub fn delta_rule(pool: &ThreadPool, shape: DeltaShape, heads: &[DeltaHead], state: &mut [f32], out: &mut [f32]) {
-    assert_eq!(state.len(), heads.len() * shape.k_dim * shape.v_dim, "the state does not fit the shape");
-    assert_eq!(out.len(), shape.tokens * heads.len() * shape.v_dim, "the output does not fit the shape");
-    if shape.tokens == 0 {
+/// If a length does not fit the sizes.
+pub fn delta_rule(pool: &ThreadPool, sizes: DeltaSizes, heads: &[DeltaHead], state: &mut [f32], out: &mut [f32]) {
+    assert_eq!(state.len(), heads.len() * sizes.k_dim * sizes.v_dim, "the state does not fit the sizes");
+    assert_eq!(out.len(), sizes.tokens * heads.len() * sizes.v_dim, "the output does not fit the sizes");
+    if sizes.tokens == 0 {
         return;
     }
-    let (kernels, strips) = (&dispatch::best().delta, shape.v_dim.div_ceil(DELTA_COLUMNS));
+    let (kernels, strips) = (&dispatch::best().delta, sizes.v_dim.div_ceil(DELTA_COLUMNS));
     let (state, out) = (Disjoint::new(state), Disjoint::new(out));
     pool.run(heads.len() * strips, &|task| {
         let (head, first) = (task / strips, task % strips * DELTA_COLUMNS);
         let columns = Columns {
-            shape,
+            sizes,
             head: &heads[head],
             first,
-            width: DELTA_COLUMNS.min(shape.v_dim - first),
-            state_at: head * shape.k_dim * shape.v_dim + first,
-            out_at: head * shape.v_dim + first,
-            out_step: heads.len() * shape.v_dim,
+            width: DELTA_COLUMNS.min(sizes.v_dim - first),
+            state_at: head * sizes.k_dim * sizes.v_dim + first,
+            out_at: head * sizes.v_dim + first,
+            out_step: heads.len() * sizes.v_dim,
         };
         SCRATCH.with_borrow_mut(|scratch| columns.advance(kernels, scratch, &state, &out));
     });
@@ -102,7 +102,7 @@ thread_local! {
 
 /// Some columns of the state of a head.
 struct Columns<'a> {
-    shape: DeltaShape,
+    sizes: DeltaSizes,
     head: &'a DeltaHead<'a>,
     /// The first column.
     first: usize,
@@ -116,7 +116,7 @@ struct Columns<'a> {
 
 impl Columns<'_> {
     fn advance(&self, kernels: &DeltaKernels, scratch: &mut Scratch, state: &Disjoint<f32>, out: &Disjoint<f32>) {
-        let DeltaShape { tokens, k_dim, v_dim } = self.shape;
+        let DeltaSizes { tokens, k_dim, v_dim } = self.sizes;
         let Scratch { state: rows, decays, factors } = scratch;
         rows.resize(k_dim, [0.0; DELTA_COLUMNS]);
         decays.resize(k_dim, 0.0);
@@ -147,7 +147,7 @@ impl Columns<'_> {
 
     /// What is added to the state in the direction of the key of a token, for what the state knew of it.
     fn correction(&self, token: usize, known: &DeltaRow) -> DeltaRow {
-        let values = &self.head.values.of(token, self.shape.v_dim)[self.first..][..self.width];
+        let values = &self.head.values.of(token, self.sizes.v_dim)[self.first..][..self.width];
         let strength = self.head.strengths.of(token, 1)[0];
         let mut correction = [0.0; DELTA_COLUMNS];
         for ((correction, value), known) in correction.iter_mut().zip(values).zip(known) {
@@ -167,6 +167,6 @@ impl Columns<'_> {
     /// The products of a key and decays.
     fn factors(&self, token: usize, factors: &mut [f32]) {
         self.decays(token, factors);
-        factors.iter_mut().zip(self.head.keys.of(token, self.shape.k_dim)).for_each(|(factor, key)| *factor *= key);
+        factors.iter_mut().zip(self.head.keys.of(token, self.sizes.k_dim)).for_each(|(factor, key)| *factor *= key);
     }
 }

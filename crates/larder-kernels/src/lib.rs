@@ -70,7 +70,7 @@ pub use attention::{
     AttentionArgs, AttentionTask, DistanceBias, IndexArgs, KvPages, KvTensor, TILE_POSITIONS, attend,
     attention_scratch_bytes, index_scores,
 };
-pub use delta_rule::{DeltaHead, DeltaShape, TokenRows, delta_rule};
+pub use delta_rule::{DeltaHead, DeltaSizes, TokenRows, delta_rule};
 pub use dispatch::instruction_set;
 pub use erf::erf;
 pub use formats::q8_0::quantise_row;

@@ -198,8 +198,8 @@ impl Product<'_> {
         }
     }
 
-    /// The results of a tile, whose weights are read in several places at a time, for the tokens `x` from number `first`
-    /// on.
+    /// The results of a tile, whose weights are read in several places at a time, for the tokens `x` from number
+    /// `first` on.
     fn in_two_places<X, const T: usize>(
         &self,
         kernel: fn(&[Panel], &[&[X]], &mut [Sums]),

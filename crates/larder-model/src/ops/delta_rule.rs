@@ -1,6 +1,6 @@
 //! The heads of a delta rule, and what it reads of a token.
 
-use larder_kernels::{DeltaHead, DeltaShape, ThreadPool, TokenRows, delta_rule, exp, softplus};
+use larder_kernels::{DeltaHead, DeltaSizes, ThreadPool, TokenRows, delta_rule, exp, softplus};
 
 use crate::config::config_error;
 use crate::error::Result;
@@ -139,7 +139,7 @@ impl DeltaHeads {
             }
         };
         let heads: Vec<_> = (0..v_heads).map(head).collect();
-        delta_rule(threads, DeltaShape { tokens, k_dim, v_dim }, &heads, state, out);
+        delta_rule(threads, DeltaSizes { tokens, k_dim, v_dim }, &heads, state, out);
     }
 }
 
