@@ -383,7 +383,9 @@ pub(super) mod tests {
         assert!(many.contains("29.4 MB of experts") && many.ends_with("--vram 4x fits"), "{many}");
         assert!(text(2 * MEGA, &none()).ends_with("not even one expert per layer fits; try a shorter --context"));
         // Of 1 MiB of keys and values, q8_0 leaves a little more than half.
-        let tight = text(6 * MEGA + (4 * MEGA + 300_000) / 7, &none());
+        let usable = vram(0).base_bytes(&inputs) + 4 * MEGA - 300_000;
+        let tight = Vram { free_bytes: (usable * RESERVE_DIVISOR).div_ceil(RESERVE_DIVISOR - 1), ..vram(0) };
+        let tight = decide(&inputs, &tight, &none()).unwrap_err().to_string();
         let wanted = "not even one expert per layer fits; try a shorter --context or -o kv=q8_0 or -o vram-kv=2";
         assert!(tight.ends_with(wanted), "{tight}");
         let more = text(4 * MEGA, &with_vram(Some(16 * MEGA), None, none()));
