@@ -1,5 +1,5 @@
-//! How long attention over a KV cache takes, in microseconds per layer and in GB of keys and values per second, for
-//! decode and for prefill, by number format and positions per page.
+//! How long attention over a KV cache takes, in microseconds per layer, in GB of keys and values per second, and in
+//! GFLOP/s of scores and weighted sums, for decode and for prefill, by number format and positions per page.
 //!
 //! `cargo bench -p larder-benches --bench attention -- [THREADS]`
 
@@ -29,21 +29,21 @@ const SHAPES: [Shape; 3] = [
 ];
 
 /// Queries, and positions of the last one.
-const PASSES: [(usize, usize); 3] = [(1, 512), (1, 4096), (64, 4096)];
+const PASSES: [(usize, usize); 4] = [(1, 512), (1, 4096), (64, 4096), (512, 8192)];
 
 fn main() {
     let mut args = std::env::args().skip(1).filter(|a| !a.starts_with('-'));
     let most = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = args.next().map_or(most, |n| n.parse().expect("a number of threads"));
     let pool = ThreadPool::new(threads, false).expect("threads");
-    println!("{threads} threads, {}; µs per layer, and GB/s of keys and values", instruction_set());
+    println!("{threads} threads, {}; µs per layer, GB/s of keys and values, GFLOP/s", instruction_set());
     for shape in &SHAPES {
         for (queries, positions) in PASSES {
             println!("{}, {queries} queries at {positions}", shape.name);
             for kind in [NumberFormat::F32, NumberFormat::F16, NumberFormat::Q8_0] {
                 for page_len in [KV_PAGE_TOKENS / 4, KV_PAGE_TOKENS, 4 * KV_PAGE_TOKENS, positions] {
-                    let (time, rate) = measure(&pool, shape, kind, page_len, queries, positions);
-                    println!("  {kind:5} pages of {page_len:5} {time:10.1} {rate:8.2}");
+                    let [time, rate, flops] = measure(&pool, shape, kind, page_len, queries, positions);
+                    println!("  {kind:5} pages of {page_len:5} {time:10.1} {rate:8.2} {flops:8.1}");
                 }
             }
         }
@@ -61,7 +61,7 @@ fn pages(kind: NumberFormat, positions: usize, page_len: usize, values: usize) -
     vec![page; positions.div_ceil(page_len)]
 }
 
-/// Median microseconds per layer, and gigabytes per second.
+/// Median microseconds per layer, gigabytes per second, and GFLOP/s.
 fn measure(
     pool: &ThreadPool,
     shape: &Shape,
@@ -69,7 +69,7 @@ fn measure(
     page_len: usize,
     queries: usize,
     positions: usize,
-) -> (f64, f64) {
+) -> [f64; 3] {
     let Shape { heads, kv_heads, key, value, .. } = *shape;
     let row = |width: usize| width / kind.block_len() * kind.block_bytes();
     let layer_bytes = positions * kv_heads * (row(key) + row(value));
@@ -93,5 +93,6 @@ fn measure(
     }
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
-    (1e6 * median, layer_bytes as f64 / median / 1e9)
+    let pairs: usize = seen.iter().map(|seen| heads * seen.len()).sum();
+    [1e6 * median, layer_bytes as f64 / median / 1e9, (2 * pairs * (key + value)) as f64 / median / 1e9]
 }
