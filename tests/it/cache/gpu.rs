@@ -434,7 +434,8 @@ fn what_cannot_be_is_refused_before_anything_is_loaded() {
     assert!(refused(&["-oexact"]).starts_with("error: -o exact does not work with --device"));
     assert!(refused(&["--cache=all"]).starts_with("error: --cache all does not work with --device"));
     assert!(refused(&["--vram", "2G"]).contains("more than the 1.07 GB that are free on emulator"));
-    let tight = ["--vram", "10.8M"];
+    // Activations are for each thread.
+    let tight = ["--vram", "11M", "--threads", "2"];
     assert!(refused(&[&tight[..], &["-o", "vram-kv=8"]].concat()).contains("393 kB of KV cache (2 tokens)"));
     larder_ok(&[&["run", "-m", &demo, "-p", "a", "-n", "1", "--device", "emulated"][..], &tight].concat());
     let said = refused(&["--vram", "1M"]);
