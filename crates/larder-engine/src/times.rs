@@ -47,15 +47,25 @@ impl AddAssign<(Phase, Duration)> for PhaseTimes {
     }
 }
 
-/// Adds up the times, and forwards everything to another tap.
-pub(crate) struct TimingTap<'a> {
+/// Adds up the times of a chunk, and forwards everything to another tap, which is told the progress of all chunks.
+pub(crate) struct ChunkTap<'a> {
     pub times: &'a mut PhaseTimes,
     pub tap: &'a mut dyn Tap,
+    /// Tokens of the chunks before.
+    pub before: usize,
+    /// Tokens of the chunk.
+    pub tokens: usize,
+    /// Tokens of all chunks.
+    pub total: usize,
 }
 
-impl Tap for TimingTap<'_> {
+impl Tap for ChunkTap<'_> {
     fn wants_more(&mut self) -> bool {
         self.tap.wants_more()
+    }
+
+    fn progress(&mut self, done: usize, of: usize) {
+        self.tap.progress(self.before * of + self.tokens * done, self.total * of);
     }
 
     fn wants_hidden(&self) -> bool {

@@ -44,6 +44,12 @@ pub trait Tap {
         true
     }
 
+    /// What is being computed has come to `done` of `of` equal parts, which are the layers of a pass. Told before each
+    /// layer, but not by the layer for multi-token prediction.
+    fn progress(&mut self, done: usize, of: usize) {
+        let _ = (done, of);
+    }
+
     /// Whether [`hidden`](Tap::hidden) shall be called.
     fn wants_hidden(&self) -> bool {
         false

@@ -1,4 +1,5 @@
-//! Chunks of a prompt: cancelled, of the size that the memory plan counts, and made up instead of computed.
+//! Chunks of a prompt: cancelled, with their progress, of the size that the memory plan counts, and made up instead of
+//! computed.
 
 use std::path::Path;
 
@@ -7,7 +8,7 @@ use larder_model::{ModelError, Tap};
 use serde_json::Value;
 
 use crate::support::reference::load;
-use crate::support::{golden_models, larder_ok};
+use crate::support::{encoder_decoders, golden_models, larder_ok};
 
 const ROOM: usize = 2048;
 
@@ -42,6 +43,40 @@ fn a_cancelled_chunk_leaves_the_sequence_as_it_was() {
             .forward(&TokenInput::prompt(&[before, prompt].concat()).in_chunks(64), &mut ())
             .unwrap();
         assert_eq!(got, want, "{}", folder.display());
+    }
+}
+
+/// Records the progress that it is told.
+#[derive(Default)]
+struct Progress(Vec<(usize, usize)>);
+
+impl Tap for Progress {
+    fn progress(&mut self, done: usize, of: usize) {
+        self.0.push((done, of));
+    }
+}
+
+#[test]
+fn each_layer_of_a_chunk_is_progress_of_all_tokens() {
+    for folder in golden_models() {
+        let mut loaded = load(&folder, "config.json");
+        let mut session = Session::new(&loaded.decoder, &mut loaded.experts, ROOM).with_prefill_tokens(12);
+        session.forward(&TokenInput::prompt(&tokens(20)), &mut ()).unwrap();
+        let mut told = Progress::default();
+        session.forward(&TokenInput::prompt(&tokens(31)), &mut told).unwrap();
+        let layers = told.0[0].1 / 31;
+        let chunks = [(0, 12), (12, 12), (24, 7)].into_iter();
+        let want = chunks.flat_map(|(before, n)| (0..layers).map(move |i| (before * layers + n * i, 31 * layers)));
+        assert_eq!(told.0, want.collect::<Vec<_>>(), "{}", folder.display());
+    }
+    for folder in encoder_decoders() {
+        let mut loaded = load(&folder, "config.json");
+        let layers = loaded.decoder.encoder_layers();
+        let mut told = Progress::default();
+        let mut session = Session::new(&loaded.decoder, &mut loaded.experts, ROOM);
+        session.forward(&TokenInput::prompt(&tokens(31)), &mut told).unwrap();
+        let want = (0..layers).map(|i| (31 * i, 31 * layers));
+        assert_eq!(told.0, want.collect::<Vec<_>>(), "{}: the encoder has the prompt", folder.display());
     }
 }
 

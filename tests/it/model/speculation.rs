@@ -24,6 +24,7 @@ pub(super) const CONTEXT: usize = 160;
 struct Collect {
     text: String,
     steps: Vec<usize>,
+    prefilled: Vec<usize>,
     keep: Option<usize>,
     /// Cancels behind this many bytes of text.
     most: Option<usize>,
@@ -42,6 +43,10 @@ impl<P> Listener<P> for Collect {
         let wants = *left > 0;
         *left = left.saturating_sub(1);
         wants
+    }
+
+    fn prefilled(&mut self, tokens: usize) {
+        self.prefilled.push(tokens);
     }
 
     fn context_full(&mut self) -> Option<usize> {
@@ -115,6 +120,8 @@ pub(super) fn write_in<P: ExpertPath>(
     let Generated { ids, finish, shifts, drafts, .. } = made;
     // The last token is not computed; those of the prompt are a step.
     assert_eq!(listener.steps.iter().sum::<usize>(), PROMPT.len() + ids.len() - 1);
+    let prefilled = &listener.prefilled;
+    assert!(prefilled.is_sorted() && prefilled[0] == 0 && prefilled.last() < Some(&PROMPT.len()), "{prefilled:?}");
     if shifts == 0 {
         // A step that was begun with the last token may have ended with it.
         session.rewind(PROMPT.len() + ids.len() - 1);

@@ -80,6 +80,12 @@ pub trait Listener<P> {
         true
     }
 
+    /// So far `tokens` tokens of the request's prompt are computed. Told before each layer of a pass over the prompt:
+    /// of the tokens of a pass as large a share counts as of its layers.
+    fn prefilled(&mut self, tokens: usize) {
+        let _ = tokens;
+    }
+
     /// The context is full. Returning a number of tokens goes on with the text: those at the beginning are kept, and of
     /// the others the newer half; see [`Sequence::shift`](crate::Sequence::shift).
     fn context_full(&mut self) -> Option<usize> {
@@ -106,7 +112,8 @@ pub fn generate<P: ExpertPath>(
     let best = if session.decoder().finds_best() { writer.best(&[session.tokens(), prompt]) } else { None };
     let choice = NextChoice { best: best.as_ref(), draws: None };
     let (before, times) = (Instant::now(), session.times());
-    let logits = session.forward_for(&TokenInput::prompt(prompt), choice, &mut WhileWanted(&mut *listener));
+    let mut tap = PromptTap { listener: &mut *listener, tokens: prompt.len() };
+    let logits = session.forward_for(&TokenInput::prompt(prompt), choice, &mut tap);
     let logits = match logits {
         Err(ModelError::Cancelled) => return Ok(Generated::cancelled(start.elapsed())),
         other => other?,
@@ -196,5 +203,21 @@ struct WhileWanted<'a, P>(&'a mut dyn Listener<P>);
 impl<P> Tap for WhileWanted<'_, P> {
     fn wants_more(&mut self) -> bool {
         self.0.wants_more()
+    }
+}
+
+/// As [`WhileWanted`], and tells the listener how many tokens of a prompt are computed.
+struct PromptTap<'a, P> {
+    listener: &'a mut dyn Listener<P>,
+    tokens: usize,
+}
+
+impl<P> Tap for PromptTap<'_, P> {
+    fn wants_more(&mut self) -> bool {
+        self.listener.wants_more()
+    }
+
+    fn progress(&mut self, done: usize, of: usize) {
+        self.listener.prefilled(self.tokens * done / of);
     }
 }

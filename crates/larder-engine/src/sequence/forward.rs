@@ -6,7 +6,7 @@ use super::Sequence;
 use super::step::{StepPart, Unobserved, step};
 use super::token_input::TokenInput;
 use crate::choice::NextChoice;
-use crate::times::TimingTap;
+use crate::times::ChunkTap;
 
 /// Tokens at the end of a sequence that were appended to be computed.
 #[derive(Clone, Copy)]
@@ -75,7 +75,8 @@ impl Sequence {
             0 => (chunk, tokens.logits_for, tap),
             _ => (chunk.min(again), LogitsFor::None, &mut unobserved),
         };
-        let mut tap = TimingTap { times: &mut times, tap };
+        let (before, total) = (self.cache.len.saturating_sub(tokens.from), self.tokens.len() - tokens.from);
+        let mut tap = ChunkTap { times: &mut times, tap, before, tokens: self.next_tokens(most), total };
         let choice = if self.next_tokens(most) == self.pending() { choice } else { NextChoice::default() };
         let (best, draws) = (choice.best.cloned(), choice.draws.cloned());
         let part = StepPart { sequence: self, most, logits_for, best, draws };

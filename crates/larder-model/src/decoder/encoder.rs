@@ -109,6 +109,7 @@ impl Decoder {
             if !tap.wants_more() {
                 return Err(ModelError::Cancelled);
             }
+            tap.progress(i, encoder.layers.len());
             self.report(tap, i, x)?;
             let mut running = Running { pass: &pass, ops, experts, tap: &mut *tap, clock: &mut clock, factor: 1.0 };
             x = self.encode_layer(layer, x, &mut running)?;

@@ -365,6 +365,10 @@ impl Decoder {
             if !tap.wants_more() {
                 return Err(ModelError::Cancelled);
             }
+            // Where there is an encoder, it has the prompt.
+            if stack.encoder.is_none() {
+                tap.progress(i, stack.layers.len());
+            }
             if !begun {
                 report_hidden(tap, stage, x, ops)?;
                 stage += 1;
