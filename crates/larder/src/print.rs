@@ -94,6 +94,17 @@ pub fn count(n: usize, one: &str, many: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { many })
 }
 
+/// A time in whole seconds, a begun one as a whole one.
+pub fn time(time: Duration) -> String {
+    let seconds = time.as_secs_f64().ceil() as u64;
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds} s"),
+        (0, _) => format!("{minutes} min {seconds} s"),
+        _ => format!("{hours} h {minutes} min"),
+    }
+}
+
 /// A table; the first column is left-aligned, the others are right-aligned.
 pub fn table(rows: &[Vec<String>]) -> String {
     let rows = &printable_cells(rows);
@@ -140,6 +151,13 @@ fn printable_cells(rows: &[Vec<String>]) -> Vec<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_have_two_units() {
+        let of = |seconds: f64| time(Duration::from_secs_f64(seconds));
+        assert_eq!([0.0, 0.2, 59.5, 204.0].map(of), ["0 s", "1 s", "1 min 0 s", "3 min 24 s"]);
+        assert_eq!([3600.0, 45_296.0].map(of), ["1 h 0 min", "12 h 34 min"]);
+    }
 
     #[test]
     fn columns_line_up() {

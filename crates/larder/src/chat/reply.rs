@@ -20,6 +20,7 @@ use super::conversation::{Conversation, Message};
 use super::interrupt::Interrupt;
 use super::output::{Output, ReplyPrinter, TextPart};
 use super::settings::Settings;
+use crate::progress::PromptLine;
 use crate::run_report::RunReport;
 use crate::telemetry::Totals;
 
@@ -143,8 +144,9 @@ impl<'a> ChatSequence<'a> {
         let reused = self.rewind_to(&tokens);
         let (before, quality_before) = (self.traffic(), self.quality().unwrap_or_default());
         let loss_before = self.session.output_loss();
-        let start = Instant::now();
-        let Some(last) = self.prefill_pieces(&tokens[self.session.tokens().len()..], interrupt)? else {
+        let (start, mut line) = (Instant::now(), PromptLine::begin(tokens.len(), reused));
+        let new = &tokens[self.session.tokens().len()..];
+        let Some(last) = self.prefill_pieces(new, &mut line, interrupt)? else {
             return Ok(None);
         };
         let ahead = start.elapsed();
@@ -154,6 +156,8 @@ impl<'a> ChatSequence<'a> {
             parser: self.format.parser(&prompt_text, vec![]),
             interrupt,
             message: Message::assistant(),
+            line,
+            before: tokens.len() - last.len(),
             closed: false,
             asked,
             after_prompt: None,
@@ -304,12 +308,19 @@ impl<'a> ChatSequence<'a> {
 
     /// Prefills all but the last piece of `tokens`, and returns that; `None` if interrupted. The pieces before stay in
     /// the KV cache.
-    fn prefill_pieces<'t>(&mut self, tokens: &'t [u32], interrupt: &Interrupt) -> Result<Option<&'t [u32]>> {
+    fn prefill_pieces<'t>(
+        &mut self,
+        tokens: &'t [u32],
+        line: &mut PromptLine,
+        interrupt: &Interrupt,
+    ) -> Result<Option<&'t [u32]>> {
         let size = self.session.prefill_tokens();
         let (ahead, last) = tokens.split_at((tokens.len() - 1) / size * size);
         for piece in ahead.chunks(size) {
             let input = TokenInput { logits_for: LogitsFor::None, ..TokenInput::prompt(piece) };
-            match self.session.forward(&input, &mut UntilInterrupt(interrupt)) {
+            let before = self.session.tokens().len();
+            let mut tap = PieceTap { interrupt, line: &mut *line, before, tokens: piece.len() };
+            match self.session.forward(&input, &mut tap) {
                 Err(ModelError::Cancelled) => return Ok(None),
                 other => other?,
             };
@@ -318,12 +329,23 @@ impl<'a> ChatSequence<'a> {
     }
 }
 
-/// Ends a pass at the next layer after an interrupt.
-struct UntilInterrupt<'a>(&'a Interrupt);
+/// Ends the pass over a piece of a prompt at the next layer after an interrupt, and shows how far the prompt has come.
+struct PieceTap<'a> {
+    interrupt: &'a Interrupt,
+    line: &'a mut PromptLine,
+    /// Tokens of the prompt before the piece.
+    before: usize,
+    /// Tokens of the piece.
+    tokens: usize,
+}
 
-impl Tap for UntilInterrupt<'_> {
+impl Tap for PieceTap<'_> {
     fn wants_more(&mut self) -> bool {
-        !self.0.received()
+        !self.interrupt.received()
+    }
+
+    fn progress(&mut self, done: usize, of: usize) {
+        self.line.reached(self.before + self.tokens * done / of);
     }
 }
 
@@ -341,6 +363,10 @@ struct ReplyWriter<'a, W> {
     parser: Box<dyn OutputParser>,
     interrupt: &'a Interrupt,
     message: Message,
+    /// The progress of the prompt.
+    line: PromptLine,
+    /// Tokens of the prompt that were computed before the generation began.
+    before: usize,
     closed: bool,
     /// When the message came.
     asked: Instant,
@@ -387,11 +413,16 @@ impl<W: std::io::Write> Listener<EngineExperts> for ReplyWriter<'_, W> {
         !self.interrupt.received()
     }
 
+    fn prefilled(&mut self, tokens: usize) {
+        self.line.reached(self.before + tokens);
+    }
+
     fn context_full(&mut self) -> Option<usize> {
         self.keep
     }
 
     fn step(&mut self, _: &StepStats, experts: &EngineExperts) {
+        self.line.finish();
         self.after_prompt.get_or_insert_with(|| (self.asked.elapsed(), experts.traffic().unwrap_or_default()));
     }
 }

@@ -14,6 +14,7 @@ use crate::cli::RunArgs;
 use crate::commands::text_or_stdin;
 use crate::models;
 use crate::print;
+use crate::progress::PromptLine;
 use crate::run_report::RunReport;
 use crate::telemetry::Telemetry;
 
@@ -46,7 +47,13 @@ pub fn run(args: RunArgs) -> Result<()> {
     let mut session = engine.session();
     let max_tokens = args.max_tokens;
     let request = Request { prompt: &prompt, sampler, grammar, shown: &[], eos, stop, max_tokens, drafting };
-    let mut printer = TextPrinter { text: String::new(), silent: args.json, closed: false, telemetry: &mut telemetry };
+    let mut printer = TextPrinter {
+        text: String::new(),
+        line: PromptLine::begin(prompt.len(), 0),
+        silent: args.json,
+        closed: false,
+        telemetry: &mut telemetry,
+    };
     let written = generate(&mut session, &text.tokenizer, request, &mut printer)?;
     let (all, closed) = (printer.text, printer.closed);
     telemetry.finish()?;
@@ -126,9 +133,10 @@ fn grammar(format: &TextFormat, text: &TextCodec, vocab: usize, eos: &[u32]) -> 
     grammar.context("the text's format cannot be used")
 }
 
-/// Prints the text as it is generated, and collects telemetry.
+/// Prints the text as it is generated, before that the progress of the prompt, and collects telemetry.
 struct TextPrinter<'a> {
     text: String,
+    line: PromptLine,
     silent: bool,
     closed: bool,
     telemetry: &'a mut Telemetry,
@@ -141,7 +149,12 @@ impl Listener<EngineExperts> for TextPrinter<'_> {
         !self.closed
     }
 
+    fn prefilled(&mut self, tokens: usize) {
+        self.line.reached(tokens);
+    }
+
     fn step(&mut self, step: &StepStats, experts: &EngineExperts) {
+        self.line.finish();
         self.telemetry.step(step, experts.traffic());
     }
 }
