@@ -16,6 +16,7 @@ mod openapi;
 mod operating;
 mod page;
 mod pool;
+mod progress;
 mod routing;
 mod scheduling;
 mod sessions;

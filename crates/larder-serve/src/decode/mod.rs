@@ -321,7 +321,13 @@ fn step_tap<'a, 'm: 'a>(
     let prefills = requests.clone().any(|(request, _)| request.is_prefilling());
     let watches = if prefills { requests.clone().map(|(request, _)| request.watch()).collect() } else { vec![] };
     let mut tap = StepTap::new(watches, decoder.layers());
-    requests.for_each(|(request, share)| tap.add(request.next_tokens(share), request.hidden_sum()));
+    for (request, share) in requests {
+        let tokens = request.next_tokens(share);
+        tap.add(tokens, request.hidden_sum());
+        if let Some(reporter) = request.reporter() {
+            tap.add_prompt(reporter, request.computed_tokens(), tokens);
+        }
+    }
     tap
 }
 

@@ -124,6 +124,7 @@ fn submit(app: &App, since: Instant, prompt: Vec<u32>) -> Result<mpsc::Receiver<
         ignore_eos: false,
         logprobs: None,
         show_marks: false,
+        tells_progress: false,
         span: tracing::Span::current(),
         received: since,
         deadline: since + app.server.options.timeout,
@@ -139,7 +140,10 @@ async fn received(mut events: mpsc::Receiver<GenerationEvent>) -> Result<Vec<f32
         match events.recv().await.ok_or_else(stopped)? {
             GenerationEvent::Embedded(vector) => return Ok(vector),
             GenerationEvent::Failed(error) => return Err(error),
-            GenerationEvent::Queued(_) | GenerationEvent::Delta(_) | GenerationEvent::Done(_) => {}
+            GenerationEvent::Queued(_)
+            | GenerationEvent::Prefilled(_)
+            | GenerationEvent::Delta(_)
+            | GenerationEvent::Done(_) => {}
         }
     }
 }

@@ -138,6 +138,7 @@ pub async fn generate<F: ResponseFormat + 'static>(
             ignore_eos: params.ignore_eos,
             logprobs: params.logprobs,
             show_marks,
+            tells_progress: params.stream && params.return_progress,
             span: tracing::Span::current(),
             received: since,
             deadline: since + app.server.options.timeout,

@@ -41,6 +41,8 @@ pub struct GenerationJob {
     pub logprobs: Option<usize>,
     /// Whether the marks of reasoning and tool calls stay in the text.
     pub show_marks: bool,
+    /// Whether its client is told how much of the prompt is computed.
+    pub tells_progress: bool,
     /// The request in the log.
     pub span: Span,
     /// Arrival of the request.
@@ -65,6 +67,8 @@ pub struct CompiledGrammar {
 pub enum GenerationEvent {
     /// Position in the queue, 1 being the next.
     Queued(usize),
+    /// More of the prompt is computed.
+    Prefilled(PrefillProgress),
     /// More text.
     Delta(TextDelta),
     /// The embedding of the prompt.
@@ -73,6 +77,19 @@ pub enum GenerationEvent {
     Done(GenerationSummary),
     /// The generation has failed.
     Failed(ApiError),
+}
+
+/// How much of a prompt is computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PrefillProgress {
+    /// Tokens of the prompt.
+    pub total: usize,
+    /// Those that the prefix cache had.
+    pub cached: usize,
+    /// Those that are computed, with those of the prefix cache.
+    pub processed: usize,
+    /// Time since the end of the queue.
+    pub time: Duration,
 }
 
 /// A piece of generated text.

@@ -201,6 +201,7 @@ mod tests {
             ignore_eos: false,
             logprobs: None,
             show_marks: false,
+            tells_progress: false,
             span: tracing::Span::none(),
             received: now,
             deadline: now + patience,

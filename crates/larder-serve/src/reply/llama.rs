@@ -3,8 +3,11 @@
 use larder_engine::FinishReason;
 use serde_json::{Value, json};
 
-use super::{Answer, AnswerMessage, CONTEXT_USE, MessagePart, ResponseEvent, ResponseFormat, timings};
-use crate::queue::job::{GenerationSummary, SampledToken};
+use super::{
+    Answer, AnswerMessage, CONTEXT_USE, MessagePart, PROMPT_PROGRESS, ResponseEvent, ResponseFormat, prompt_progress,
+    timings,
+};
+use crate::queue::job::{GenerationSummary, PrefillProgress, SampledToken};
 
 /// Builds the response to one request.
 pub struct LlamaFormat {
@@ -55,6 +58,11 @@ impl ResponseFormat for LlamaFormat {
             [answer] => whole(answer),
             several => several.iter().map(whole).collect(),
         }
+    }
+
+    fn prefilled(&mut self, index: usize, progress: &PrefillProgress) -> Vec<ResponseEvent> {
+        let event = json!({"index": index, "content": "", "stop": false, PROMPT_PROGRESS: prompt_progress(progress)});
+        vec![ResponseEvent::unnamed(event)]
     }
 
     fn begin(&mut self, _: usize) -> Vec<ResponseEvent> {

@@ -18,7 +18,7 @@ use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinSet;
 
 use crate::error::{ApiError, Json};
-use crate::queue::job::{GenerationEvent, GenerationSummary, SampledToken};
+use crate::queue::job::{GenerationEvent, GenerationSummary, PrefillProgress, SampledToken};
 
 pub use anthropic::AnthropicFormat;
 pub use llama::LlamaFormat;
@@ -30,6 +30,8 @@ pub use stream::ResponseStream;
 
 /// The field of a response that says how full the context is and what was cut.
 const CONTEXT_USE: &str = "context_use";
+/// The field of an event that says how much of the prompt is computed, as llama.cpp's server calls it.
+const PROMPT_PROGRESS: &str = "prompt_progress";
 
 /// The format of the responses of an API.
 pub trait ResponseFormat: Send {
@@ -39,6 +41,12 @@ pub trait ResponseFormat: Send {
     /// How events of a stream are written.
     fn framing(&self) -> Framing {
         Framing::ServerSentEvents { done: false }
+    }
+
+    /// Events about how much of the prompt of the answer `index` is computed, where the API has such events.
+    fn prefilled(&mut self, index: usize, progress: &PrefillProgress) -> Vec<ResponseEvent> {
+        let _ = (index, progress);
+        vec![]
     }
 
     /// Events before the first part of the answer `index`.
@@ -148,7 +156,7 @@ async fn collect(PendingAnswer { mut events, parser }: PendingAnswer) -> Result<
     let (mut builder, mut tokens) = (MessageBuilder::new(parser), Vec::new());
     loop {
         match events.recv().await {
-            Some(GenerationEvent::Queued(_) | GenerationEvent::Embedded(_)) => {}
+            Some(GenerationEvent::Queued(_) | GenerationEvent::Prefilled(_) | GenerationEvent::Embedded(_)) => {}
             Some(GenerationEvent::Delta(delta)) => {
                 builder.push(delta.text);
                 tokens.extend(delta.tokens);
@@ -190,6 +198,12 @@ fn timings(summary: &GenerationSummary) -> Value {
         "predicted_ms": ms(summary.decode),
         "predicted_per_second": rate(after_first, summary.decode),
     })
+}
+
+/// The progress of a prompt under the names of llama.cpp's server.
+fn prompt_progress(progress: &PrefillProgress) -> Value {
+    let PrefillProgress { total, cached, processed, time } = progress;
+    json!({"total": total, "cache": cached, "processed": processed, "time_ms": time.as_millis() as u64})
 }
 
 /// The decode thread dropped the request without a final event.

@@ -6,10 +6,10 @@ use larder_engine::FinishReason;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Answer, AnswerMessage, CONTEXT_USE, Framing, MessagePart, ResponseEvent, ResponseFormat, ToolCall, response_id,
-    timings,
+    Answer, AnswerMessage, CONTEXT_USE, Framing, MessagePart, PROMPT_PROGRESS, ResponseEvent, ResponseFormat, ToolCall,
+    prompt_progress, response_id, timings,
 };
-use crate::queue::job::{GenerationSummary, SampledToken, TokenLogprob};
+use crate::queue::job::{GenerationSummary, PrefillProgress, SampledToken, TokenLogprob};
 use crate::request::GenerationParams;
 
 /// The endpoint that was called.
@@ -155,6 +155,17 @@ impl ResponseFormat for OpenAiFormat {
 
     fn framing(&self) -> Framing {
         Framing::ServerSentEvents { done: true }
+    }
+
+    /// A chunk without text.
+    fn prefilled(&mut self, index: usize, progress: &PrefillProgress) -> Vec<ResponseEvent> {
+        let nothing = match self.kind {
+            Endpoint::Chat => json!({"delta": {"role": "assistant", "content": null}}),
+            Endpoint::Completion => json!({"text": ""}),
+        };
+        let mut chunk = self.chunk(index, nothing, Value::Null, Value::Null);
+        chunk.data[PROMPT_PROGRESS] = prompt_progress(progress);
+        vec![chunk]
     }
 
     /// The chunk that names the role.

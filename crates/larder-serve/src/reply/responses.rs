@@ -6,9 +6,12 @@ use larder_engine::FinishReason;
 use serde_json::{Map, Value, json};
 
 use super::blocks::{AnswerBlock, AnswerBlocks, BlockChange, BlockKind};
-use super::{Answer, AnswerMessage, CONTEXT_USE, MessagePart, ResponseEvent, ResponseFormat, ToolCall, response_id};
+use super::{
+    Answer, AnswerMessage, CONTEXT_USE, MessagePart, PROMPT_PROGRESS, ResponseEvent, ResponseFormat, ToolCall,
+    prompt_progress, response_id,
+};
 use crate::error::ApiError;
-use crate::queue::job::{GenerationSummary, SampledToken};
+use crate::queue::job::{GenerationSummary, PrefillProgress, SampledToken};
 use crate::request::Namespaces;
 
 /// Builds the response to one request.
@@ -126,6 +129,11 @@ impl ResponsesFormat {
         ResponseEvent::typed(name, data)
     }
 
+    fn in_progress(&mut self) -> ResponseEvent {
+        let data = json!({"response": self.response("in_progress", vec![])});
+        self.event("response.in_progress", data)
+    }
+
     fn events(&mut self, changes: Vec<BlockChange>, calls: &[ToolCall], status: &str) -> Vec<ResponseEvent> {
         let of = |change| match change {
             BlockChange::Opened(index) => self.opened(index, calls),
@@ -195,10 +203,20 @@ impl ResponseFormat for ResponsesFormat {
         self.ended(&answer.message.calls, &answer.summary)
     }
 
+    /// The last event of the beginning, then an event for each.
+    fn prefilled(&mut self, index: usize, progress: &PrefillProgress) -> Vec<ResponseEvent> {
+        let mut events = if self.has_begun { vec![self.in_progress()] } else { self.begin(index) };
+        events.iter_mut().last().into_iter().for_each(|last| last.data[PROMPT_PROGRESS] = prompt_progress(progress));
+        events
+    }
+
+    /// Nothing where the progress of the prompt has begun the response.
     fn begin(&mut self, _: usize) -> Vec<ResponseEvent> {
-        self.has_begun = true;
+        if std::mem::replace(&mut self.has_begun, true) {
+            return vec![];
+        }
         let data = json!({"response": self.response("in_progress", vec![])});
-        vec![self.event("response.created", data.clone()), self.event("response.in_progress", data)]
+        vec![self.event("response.created", data), self.in_progress()]
     }
 
     fn parts(

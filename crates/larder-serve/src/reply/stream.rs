@@ -71,6 +71,10 @@ impl ResponseStream {
     fn take(&mut self, index: usize, event: Option<GenerationEvent>) {
         match event {
             Some(GenerationEvent::Queued(before)) => self.comment(&format!("queued, position {before}")),
+            Some(GenerationEvent::Prefilled(progress)) => {
+                let events = self.format.prefilled(index, &progress);
+                self.send(events);
+            }
             Some(GenerationEvent::Delta(delta)) => {
                 self.begin(index);
                 self.tell_context(index, delta.context_tokens);

@@ -122,6 +122,8 @@ pub struct GenerationParams {
     pub stream: bool,
     /// Whether a stream ends with the usage.
     pub include_usage: bool,
+    /// Whether a stream tells how much of the prompt is computed.
+    pub return_progress: bool,
     /// Whether to report log-probabilities, and of how many of the likeliest tokens.
     pub logprobs: Option<usize>,
     /// Whether to go on after an end-of-text token.

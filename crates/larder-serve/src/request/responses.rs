@@ -9,7 +9,7 @@ use super::fields::Fields;
 use super::format::{FORMAT_TYPES, SCHEMA};
 use super::neutral::Neutral;
 use super::parts::{self, Author, CONTENT};
-use super::settings::{self, EFFORT, MODEL, REPETITION_PENALTY, SAMPLING, STREAM, TEMPLATE_KWARGS};
+use super::settings::{self, EFFORT, MODEL, REPETITION_PENALTY, RETURN_PROGRESS, SAMPLING, STREAM, TEMPLATE_KWARGS};
 use super::table::{Kind, Object, field};
 use super::tools::{CHOICES, Namespaces, OfferedTools, PARALLEL, flat_name};
 use super::unsupported::{IGNORED, UNSUPPORTED, refused, unread};
@@ -28,6 +28,7 @@ pub static RESPONSES: Object = Object {
             field("instructions", Kind::Text, "a system message before the input"),
             field("max_output_tokens", Kind::Integer(1, u32::MAX as i128), "limit of the answer"),
             STREAM,
+            RETURN_PROGRESS,
             REPETITION_PENALTY,
             field(
                 "tools",
@@ -162,6 +163,7 @@ impl ResponsesRequest {
         let offered = tools(&fields)?;
         let mut params = GenerationParams {
             max_tokens: fields.count("max_output_tokens"),
+            return_progress: fields.flag("return_progress"),
             context_full: super::context::truncation(&fields),
             format: format(&fields)?,
             ..settings::shared_params(&fields, &fields, &["repetition_penalty"])

@@ -47,6 +47,12 @@ pub const REPEAT_PENALTY: Field =
 
 pub const STREAM: Field =
     field("stream", Kind::Flag(false), "the answer comes as it is generated, in server-sent events");
+/// The name that llama.cpp's server has for it.
+pub const RETURN_PROGRESS: Field = field(
+    "return_progress",
+    Kind::Flag(false),
+    "a stream tells in `prompt_progress` how much of the prompt is computed",
+);
 pub const TEMPLATE_KWARGS: Field = field("chat_template_kwargs", Kind::Map, "variables for the chat template");
 pub const EFFORT: Field = field("reasoning_effort", Kind::Text, "passed to the chat template");
 
@@ -72,6 +78,7 @@ pub const GENERATION: &[Field] = &[
     ),
     STREAM,
     field("stream_options", Kind::Object(&STREAM_OPTIONS), "more about the stream"),
+    RETURN_PROGRESS,
     field("ignore_eos", Kind::Flag(false), "the answer goes on after a token that ends it"),
     context::CONTEXT_FULL,
     field("n_keep", LIMIT, "tokens at the beginning of the prompt that shifts keep; -1 for all"),
@@ -130,6 +137,7 @@ pub fn generation_params(fields: &Fields) -> Result<GenerationParams> {
         logit_bias: logit_bias(fields)?,
         stop: stop_strings(fields, "stop")?,
         include_usage: options.is_some_and(|options| options.flag("include_usage")),
+        return_progress: fields.flag("return_progress"),
         ignore_eos: fields.flag("ignore_eos"),
         keep: fields.count("n_keep"),
         format: format::requested_format(fields)?,

@@ -24,7 +24,7 @@ fn all_fields_are_read() {
     let body = json!({
         "model": "m", "max_tokens": 7, "max_completion_tokens": 5, "temperature": 0.5, "top_p": 0, "top_k": 3,
         "min_p": 0.25, "repetition_penalty": 1.5, "frequency_penalty": -2, "presence_penalty": 2, "seed": -1,
-        "stop": ["a", "b"], "stream": true, "stream_options": {"include_usage": true}, "logprobs": true,
+        "stop": ["a", "b"], "stream": true, "stream_options": {"include_usage": true}, "return_progress": true, "logprobs": true,
         "top_logprobs": 4, "n": 1, "user": "x", "metadata": {"a": 1}, "store": false, "unheard_of": [1, {}],
         "logit_bias": {}, "response_format": {"type": "text"}, "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto",
         "reasoning_effort": "low", "ignore_eos": true,
@@ -34,7 +34,7 @@ fn all_fields_are_read() {
     let params = got.params;
     assert_eq!((params.model.as_deref(), params.max_tokens, params.seed), (Some("m"), Some(5), Some(u64::MAX)));
     assert_eq!((params.stop.len(), params.stream, params.include_usage, params.logprobs), (2, true, true, Some(4)));
-    assert!(params.ignore_eos);
+    assert!(params.ignore_eos && params.return_progress);
     let sampling = params.sampling.or_defaults(Sampling::default());
     let want = Sampling {
         temperature: 0.5,

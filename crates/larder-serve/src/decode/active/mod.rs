@@ -1,5 +1,6 @@
 //! A request that is being generated: its prompt is prefilled in chunks, then it decodes a token per step.
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,9 +23,11 @@ use crate::sequences::slots::BusySlot;
 use crate::telemetry::live::NewToken;
 
 use client::ClientWatch;
+use reporter::ProgressReporter;
 pub use tap::StepTap;
 
 mod client;
+mod reporter;
 pub mod stalled;
 mod tap;
 
@@ -69,6 +72,8 @@ pub struct ActiveRequest<'m> {
     last_token: Option<Instant>,
     span: Span,
     events: Sender<GenerationEvent>,
+    /// Tells the client how much of the prompt is computed, if it has asked for that.
+    reporter: Option<Rc<ProgressReporter>>,
     failed: bool,
 }
 
@@ -91,6 +96,8 @@ impl<'m> ActiveRequest<'m> {
         let (grammar, room) = grammar.map(|CompiledGrammar { grammar, room }| (grammar, room)).unzip();
         let writer = writer.with_grammar(grammar);
         let ahead_before = sequence.ahead_counts();
+        let reporter =
+            job.tells_progress.then(|| Rc::new(ProgressReporter::new(events.clone(), prompt.len(), cached_tokens)));
         ActiveRequest {
             number,
             slot,
@@ -117,6 +124,7 @@ impl<'m> ActiveRequest<'m> {
             last_token: None,
             span,
             events,
+            reporter,
             failed: false,
         }
     }
@@ -254,6 +262,11 @@ impl<'m> ActiveRequest<'m> {
         self.exact.take()
     }
 
+    /// What is told how much of the prompt is computed, if the client has asked for that.
+    pub fn reporter(&self) -> Option<Rc<ProgressReporter>> {
+        self.reporter.clone()
+    }
+
     /// How many of its tokens a step computes that may have `most` of them.
     pub fn next_tokens(&self, most: usize) -> usize {
         self.sequence.next_tokens(most)
@@ -285,6 +298,7 @@ impl<'m> ActiveRequest<'m> {
             let last = if self.sequence.pending() == 0 { logits.len().saturating_sub(vocab) } else { logits.len() };
             logits.drain(..last);
         }
+        self.reporter.iter().for_each(|reporter| reporter.computed(self.computed_tokens()));
         self.decodes = self.sequence.pending() == 0;
         let stalled = std::mem::take(&mut self.stalled);
         self.decoding.computed(logits, took.filter(|_| stalled.is_none()));

@@ -1,16 +1,22 @@
-//! The observer of a step: it ends a step that no client wants, and sums hidden states for embeddings.
+//! The observer of a step: it ends a step that no client wants, tells clients how far their prompts have come, and sums
+//! hidden states for embeddings.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use larder_engine::HiddenSum;
 use larder_model::Tap;
 
 use super::client::ClientWatch;
+use super::reporter::ProgressReporter;
 
-/// Observes a step: ends it at the next layer once no request of it is wanted any more, and sums hidden states.
+/// Observes a step: ends it at the next layer once no request of it is wanted any more, reports the progress of
+/// prompts, and sums hidden states.
 pub struct StepTap {
     /// The requests of the step; empty if it is not worth ending.
     watches: Vec<ClientWatch>,
+    /// What reports the progress of a prompt, the tokens of it before the step, and those of the step.
+    prompts: Vec<(Rc<ProgressReporter>, usize, usize)>,
     /// Tokens of the step.
     tokens: usize,
     /// The stage behind the final norm.
@@ -22,7 +28,7 @@ pub struct StepTap {
 impl StepTap {
     /// For a step of a decoder of `layers` layers.
     pub fn new(watches: Vec<ClientWatch>, layers: usize) -> Self {
-        StepTap { watches, tokens: 0, stage: layers, sums: vec![] }
+        StepTap { watches, prompts: vec![], tokens: 0, stage: layers, sums: vec![] }
     }
 
     /// Adds a request with `tokens` tokens of the step, which sums their states if it has a `sum`.
@@ -30,6 +36,11 @@ impl StepTap {
         let rows = self.tokens..self.tokens + tokens;
         self.tokens = rows.end;
         self.sums.extend(sum.map(|sum| (rows, sum)));
+    }
+
+    /// Adds a prompt of which the step computes `tokens` tokens behind the first `before`.
+    pub fn add_prompt(&mut self, reporter: Rc<ProgressReporter>, before: usize, tokens: usize) {
+        self.prompts.push((reporter, before, tokens));
     }
 
     /// The sums, in the order of the requests that have one.
@@ -41,6 +52,10 @@ impl StepTap {
 impl Tap for StepTap {
     fn wants_more(&mut self) -> bool {
         self.watches.is_empty() || self.watches.iter().any(ClientWatch::is_wanted)
+    }
+
+    fn progress(&mut self, done: usize, of: usize) {
+        self.prompts.iter().for_each(|(reporter, before, tokens)| reporter.computing(before + tokens * done / of));
     }
 
     fn wants_hidden(&self) -> bool {
