@@ -40,6 +40,7 @@ def chat(test):
     body = sent.value.post_data_json
     assert (body["temperature"], body["top_p"], body["max_tokens"]) == (0.7, 0.9, 40), body
     assert [message["role"] for message in body["messages"]] == ["system", "user"], body
+    assert body["stream"] and body["return_progress"], body
     test.wait_until_written()
     assert "token limit · 40 tokens" in test.answer().inner_text(), test.answer().inner_text()
     # It comes in pieces, and stops when told.

@@ -167,13 +167,41 @@ const MARKDOWN: &str = concat!(
     include_str!("markdown.js"),
 );
 
+/// The script that says how far a prompt has come, and one that asks it.
+const PREFILL: &str =
+    concat!(include_str!("../../../crates/larder-serve/src/page/prefill.js"), include_str!("prefill.js"));
+
+/// What a script prints, if there is a program to run it.
+fn printed_by(script: &str) -> Option<Value> {
+    let node = Command::new("node").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let Ok(mut node) = node else {
+        println!("skipped: there is no node here");
+        return None;
+    };
+    node.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+    let output = node.wait_with_output().unwrap();
+    Some(serde_json::from_slice(&output.stdout).unwrap())
+}
+
+#[test]
+fn a_long_prompt_says_what_is_done_and_how_long_the_rest_takes() {
+    let Some(printed) = printed_by(PREFILL) else { return };
+    let said = json!([
+        "",
+        "",
+        "Reading the prompt: 1536 of 8192 tokens, 243.8 tokens/s, 28 s left",
+        "Reading the prompt: 1792 of 8192 tokens, 64.0 tokens/s, 1 min 40 s left",
+        "Reading the prompt: 2048 of 8192 tokens, 32.0 tokens/s, 3 min 12 s left",
+        "",
+    ]);
+    assert_eq!(printed["said"], said);
+    assert_eq!(printed["long"], "Reading the prompt: 0 of 100 tokens");
+    assert_eq!(printed["times"], json!(["1 s", "1 min 0 s", "3 min 24 s", "12 h 34 min"]));
+}
+
 #[test]
 fn hostile_markdown_takes_linear_time() {
-    let node = Command::new("node").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-    let Ok(mut node) = node else { return println!("skipped: there is no node here") };
-    node.stdin.take().unwrap().write_all(MARKDOWN.as_bytes()).unwrap();
-    let output = node.wait_with_output().unwrap();
-    let times: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let Some(times) = printed_by(MARKDOWN) else { return };
     println!("{times}");
     // Linear ones take some milliseconds, quadratic ones ten seconds.
     assert!(times.as_object().unwrap().values().all(|ms| ms.as_u64().unwrap() < 3000), "{times} ms");

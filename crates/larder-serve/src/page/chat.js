@@ -105,6 +105,7 @@ function requestBody({ tree, settings }, answer) {
     messages: [...(system ? [{ role: "system", content: system }] : []), ...said],
     ...requestFields(settings, tree.versions(answer).length - 1),
     stream: true,
+    return_progress: true,
   });
 }
 

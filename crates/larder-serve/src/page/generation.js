@@ -11,6 +11,7 @@ class Generation {
   stop = new AbortController();
   /** What the server says before the first token. */
   progress = "";
+  #prefill = new Prefill();
   #finish = null;
   #savedAt = 0;
   #isAnswered = false;
@@ -65,6 +66,7 @@ class Generation {
     if (!line.startsWith("data: ") || line === "data: [DONE]") return;
     const chunk = JSON.parse(line.slice(6));
     if (chunk.error) throw new Error(chunk.error.message);
+    if (chunk.prompt_progress) this.progress = this.#prefill.read(chunk.prompt_progress);
     const choice = chunk.choices[0];
     this.answer.model ??= chunk.model;
     this.answer.reasoning += choice?.delta.reasoning_content ?? "";

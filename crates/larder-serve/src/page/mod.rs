@@ -35,6 +35,7 @@ const SCRIPT: &str = concat!(
     include_str!("models.js"),
     include_str!("settings.js"),
     include_str!("messages.js"),
+    include_str!("prefill.js"),
     include_str!("generation.js"),
     include_str!("chat.js"),
     include_str!("welcome.js"),
