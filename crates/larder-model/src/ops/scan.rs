@@ -12,25 +12,28 @@ const LANES: usize = 8;
 /// Channels of Mamba 1 that one task computes.
 const TASK_CHANNELS: usize = 64;
 
-/// Adds a token's `input · b` to a row of the state that has decayed, and reads the row with `c`.
+/// Lets a row of the state decay, adds a token's `input · b`, and reads the row with `c`. Lanes are copied and stored as
+/// a whole, so that they become a vector.
 #[inline(always)]
-fn take_in(row: &mut [f32], input: f32, b: &[f32], c: &[f32]) -> f32 {
+fn take_in(row: &mut [f32], decay: f32, input: f32, b: &[f32], c: &[f32]) -> f32 {
     let mut sums = [0.0; LANES];
     let (rows, rest) = row.as_chunks_mut::<LANES>();
     let ((bs, b_rest), (cs, c_rest)) = (b.as_chunks::<LANES>(), c.as_chunks::<LANES>());
     for ((row, b), c) in rows.iter_mut().zip(bs).zip(cs) {
-        take_in_lanes(row, input, b, c, &mut sums);
+        let (mut m, b, c) = (*row, *b, *c);
+        for i in 0..LANES {
+            m[i] = m[i] * decay + input * b[i];
+        }
+        for i in 0..LANES {
+            sums[i] += m[i] * c[i];
+        }
+        *row = m;
     }
-    take_in_lanes(rest, input, b_rest, c_rest, &mut sums);
-    sums.iter().sum()
-}
-
-#[inline(always)]
-fn take_in_lanes(row: &mut [f32], input: f32, b: &[f32], c: &[f32], sums: &mut [f32; LANES]) {
-    for (((m, b), c), sum) in row.iter_mut().zip(b).zip(c).zip(sums) {
-        *m += input * b;
+    for (((m, b), c), sum) in rest.iter_mut().zip(b_rest).zip(c_rest).zip(&mut sums) {
+        *m = *m * decay + input * b;
         *sum += *m * c;
     }
+    sums.iter().sum()
 }
 
 /// What the recurrence of Mamba 2 reads of consecutive tokens of one sequence.
@@ -83,8 +86,7 @@ impl Arithmetic for HeadScan<'_> {
             let decay = exp(step * rate);
             let rows = state.chunks_exact_mut(width).zip(&x[head * head_dim..][..head_dim]);
             for ((row, x), y) in rows.zip(read) {
-                row.iter_mut().for_each(|m| *m *= decay);
-                *y = take_in(row, step * x, b, c) + skip * x;
+                *y = take_in(row, decay, step * x, b, c) + skip * x;
             }
         }
     }
@@ -149,7 +151,7 @@ impl Arithmetic for SomeChannels<'_> {
             for (((m, (x, step)), (decays, skip)), y) in state.chunks_exact_mut(width).zip(tokens).zip(rates).zip(read)
             {
                 m.iter_mut().zip(decays).for_each(|(m, rate)| *m *= exp(step * rate));
-                *y = take_in(m, step * x, b, c) + skip * x;
+                *y = take_in(m, 1.0, step * x, b, c) + skip * x;
             }
         }
     }
