@@ -16,6 +16,9 @@ use crate::weights::{Panel, Panels};
 /// The most tokens for which a strip is unpacked once: their sums stay in the cache.
 const TOKENS: usize = 256;
 
+/// Values of a line of the cache.
+const LINE: usize = 16;
+
 /// Buffers of a thread.
 struct Scratch {
     strip: Box<Strip>,
@@ -64,6 +67,9 @@ pub fn in_strips(
                 } else {
                     [&[][..]; STRIP_PANELS]
                 };
+                // Each part of the blocks has time for as large a part of the results.
+                let of_part = |block: usize| tokens.start + tokens.len() * block / blocks;
+                product.expect_strip(first * ROW_GROUP, of_part(part.start)..of_part(part.end), out);
                 let first = part.start * each;
                 (kernels.unpack)(&panels, part, ahead, strip);
                 (kernels.multiply)(strip, x, first, sums);
@@ -74,6 +80,15 @@ pub fn in_strips(
 }
 
 impl Product<'_> {
+    /// Requests the places of the results of a strip for some tokens, so that storing them does not wait for memory.
+    fn expect_strip(&self, row: usize, tokens: Range<usize>, out: &Disjoint<f32>) {
+        for t in tokens {
+            // SAFETY: every tile belongs to one task, and nothing is written here.
+            let out = unsafe { out.slice(t * self.weights.rows + row, STRIP_ROWS) };
+            out.as_chunks::<LINE>().0.iter().for_each(prefetch_to_write);
+        }
+    }
+
     /// Stores the sums of a strip, times the scale of the matrix, for the tokens from number `first` on.
     fn store_strip(&self, row: usize, first: usize, sums: &[StripSums], out: &Disjoint<f32>) {
         for (t, StripSums(sums)) in sums.iter().enumerate() {
@@ -90,6 +105,22 @@ impl Product<'_> {
 fn panels_from<'a>(stored: &Panels<'a>, first: usize) -> [Panel<'a>; STRIP_PANELS] {
     std::array::from_fn(|i| stored.get(first + i))
 }
+
+/// Requests a line of the cache for writing.
+#[cfg(target_arch = "x86_64")]
+fn prefetch_to_write(line: &[f32; LINE]) {
+    // SAFETY: a prefetch changes nothing, and processors that do not know it ignore it.
+    unsafe { std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly)) };
+}
+
+#[cfg(target_arch = "aarch64")]
+fn prefetch_to_write(line: &[f32; LINE]) {
+    // SAFETY: a prefetch changes nothing.
+    unsafe { std::arch::asm!("prfm pstl2keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly)) };
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn prefetch_to_write(_: &[f32; LINE]) {}
 
 /// The bytes of some blocks of each row, where they lie side by side.
 fn stored_blocks<'a>(panel: &Panel<'a>, blocks: Range<usize>) -> &'a [u8] {
