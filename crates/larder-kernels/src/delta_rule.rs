@@ -70,7 +70,7 @@ pub fn delta_rule(pool: &ThreadPool, sizes: DeltaSizes, heads: &[DeltaHead], sta
     if sizes.tokens == 0 {
         return;
     }
-    let (kernels, strips) = (&dispatch::best().delta, sizes.v_dim.div_ceil(DELTA_COLUMNS));
+    let (kernels, strips) = (&dispatch::chosen().delta, sizes.v_dim.div_ceil(DELTA_COLUMNS));
     let (state, out) = (Disjoint::new(state), Disjoint::new(out));
     pool.run(heads.len() * strips, &|task| {
         let (head, first) = (task / strips, task % strips * DELTA_COLUMNS);

@@ -53,7 +53,7 @@ impl InputBuffer {
     /// As [`fill`](InputBuffer::fill).
     pub fn fill_on<'a>(&'a mut self, pool: &ThreadPool, x: &'a [f32], cols: usize, quantise: bool) -> Inputs<'a> {
         self.resize(x.len(), cols, quantise);
-        let set = dispatch::best();
+        let set = dispatch::chosen();
         pool.run_chunks(&mut self.blocks[..self.used], TASK_VALUES / BLOCK, &|task, blocks| {
             set.quantise(&x[task * TASK_VALUES..][..blocks.len() * BLOCK], blocks);
         });
@@ -74,7 +74,7 @@ impl InputBuffer {
         make: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> Inputs<'a> {
         self.resize(x.len(), cols, quantise);
-        let (set, rows) = (dispatch::best(), TASK_MADE_VALUES.div_ceil(cols));
+        let (set, rows) = (dispatch::chosen(), TASK_MADE_VALUES.div_ceil(cols));
         let blocks = &mut self.blocks[..self.used];
         if quantise {
             pool.run_pairs((x, rows * cols), (blocks, rows * cols / BLOCK), &|task, x, blocks| {

@@ -99,6 +99,22 @@ pub struct DeltaKernels {
     pub step: fn(&mut [DeltaRow], DeltaStep) -> [DeltaRow; 2],
 }
 
+/// An instruction set that this processor does not have.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnavailableSet {
+    /// Name of the instruction set.
+    pub name: &'static str,
+    /// Features of it that the processor lacks.
+    pub missing: Vec<&'static str>,
+}
+
+impl UnavailableSet {
+    /// With all features of the instruction set, and whether the processor has them.
+    pub fn new(name: &'static str, features: &[(&'static str, bool)]) -> Self {
+        UnavailableSet { name, missing: features.iter().filter(|(_, has)| !has).map(|(feature, _)| *feature).collect() }
+    }
+}
+
 /// The kernels of one instruction set. All sets give the bits of [`portable`](crate::portable).
 #[derive(Clone, Copy)]
 pub struct KernelSet {

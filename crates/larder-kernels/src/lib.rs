@@ -18,6 +18,7 @@
 //! | [`DeltaHead`], [`delta_rule()`] | the delta rule of linear attention, on states of all heads |
 //! | [`Arithmetic`], [`widest()`] | plain arithmetic on rows, compiled for the widest vectors |
 //! | [`ThreadPool`] | the threads that share the tasks of one fork-join |
+//! | [`KernelChoice`], [`instruction_sets`] | kernels by name, and why the others are not used |
 //!
 //! # Example
 //!
@@ -71,11 +72,12 @@ pub use attention::{
     attention_scratch_bytes, index_scores,
 };
 pub use delta_rule::{DeltaHead, DeltaSizes, TokenRows, delta_rule};
-pub use dispatch::instruction_set;
+pub use dispatch::{KernelChoice, KernelChoiceError, SetUse, instruction_set, instruction_sets};
 pub use erf::erf;
 pub use formats::q8_0::quantise_row;
 pub use formats::{narrow, widen};
 pub use inputs::{InputBuffer, Inputs};
+pub use kernel_set::UnavailableSet;
 pub use larder_core::{exp, softplus};
 pub use products::{PRODUCT_SCRATCH_BYTES, Product, products};
 pub use tanh::tanh;

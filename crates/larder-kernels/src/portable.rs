@@ -26,13 +26,15 @@ use crate::block::{BLOCK, Block};
 use crate::dot::dot_of;
 use crate::formats::definition;
 use crate::formats::q8_0::widen_q8_0;
-use crate::kernel_set::{DELTA_COLUMNS, DeltaKernels, DeltaRow, DeltaStep, KernelSet, StridedRows, Sums};
+use crate::kernel_set::{
+    DELTA_COLUMNS, DeltaKernels, DeltaRow, DeltaStep, KernelSet, StridedRows, Sums, UnavailableSet,
+};
 use crate::weights::Panel;
 
 /// The portable kernels.
-pub fn set() -> Option<KernelSet> {
+pub fn set() -> Result<KernelSet, UnavailableSet> {
     let delta = DeltaKernels { read: delta_read, step: delta_step };
-    Some(KernelSet { name: "portable", blocks, strips: None, floats, weighted_sums, delta, widen_q8_0, quantise })
+    Ok(KernelSet { name: "portable", blocks, strips: None, floats, weighted_sums, delta, widen_q8_0, quantise })
 }
 
 /// Products with quantised weights of any format.

@@ -83,6 +83,7 @@ fn run(typed: Vec<OsString>) -> Result<()> {
     let matches = cli::renamed::parse(&line);
     let cli = cli::Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     output::check_all(&matches)?;
+    config::choose_kernels(&matches)?;
     let _timeline = timeline::begin(&matches)?;
     commands::run(cli.command)
 }

@@ -25,6 +25,7 @@ fn every_finding_has_the_same_shape() {
     let of = |id: &str| all.iter().find(|f| f["id"] == id).unwrap_or_else(|| panic!("{id}"));
     for id in [
         "processor",
+        "kernels",
         "threads",
         "cgroup",
         "memory rate",
@@ -44,6 +45,10 @@ fn every_finding_has_the_same_shape() {
     let window = &of("read window")["numbers"];
     assert!(window["window_bytes"].as_u64().unwrap() > 0 && window["reads"].as_u64().unwrap() > 0, "{window}");
     assert!(window["bytes_per_second"].as_f64().unwrap() > 0.0, "{window}");
+    let kernels = &of("kernels")["numbers"];
+    let sets = kernels["sets"].as_array().unwrap();
+    let used: Vec<&Value> = sets.iter().filter(|set| set["unused"].is_null()).map(|set| &set["name"]).collect();
+    assert_eq!((used, &sets.last().unwrap()["name"]), (vec![&kernels["used"]], &"portable".into()), "{kernels}");
     assert_eq!(
         of("open files")["numbers"]["shards"],
         std::fs::read_dir(store.join("experts"))
@@ -55,7 +60,9 @@ fn every_finding_has_the_same_shape() {
 #[test]
 fn a_folder_is_left_as_it_was() {
     let dir = tempfile::tempdir().unwrap();
-    let table = larder_ok(&["doctor", "-m", dir.path().to_str().unwrap()]);
+    let table = larder_ok(&["doctor", "-m", dir.path().to_str().unwrap(), "-o", "kernels=portable"]);
+    let kernels = table.lines().find(|line| line.starts_with("kernels ")).unwrap_or_else(|| panic!("{table}"));
+    assert!(kernels.contains("portable"), "{kernels}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     assert!(table.contains("a temporary file in") && table.contains("SSD rate"), "{table}");
     let last = table.lines().last().unwrap();

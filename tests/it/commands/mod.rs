@@ -10,6 +10,7 @@ mod draft;
 mod eval;
 mod format;
 mod hot;
+mod kernels;
 mod lab;
 #[cfg(unix)]
 mod launch;

@@ -43,7 +43,7 @@ pub fn index_scores(pool: &ThreadPool, args: &IndexArgs, out: &mut [f32]) {
         let tiles = own.chunks_mut(TILE_POSITIONS).enumerate();
         units.extend(tiles.map(|(tile, scores)| (query, tile * TILE_POSITIONS, Mutex::new(scores))));
     }
-    let set = dispatch::best();
+    let set = dispatch::chosen();
     pool.run(units.len(), &|unit| {
         let (query, first, scores) = &units[unit];
         let mut scores = scores.lock().unwrap_or_else(PoisonError::into_inner);

@@ -88,7 +88,7 @@ pub fn attend(pool: &ThreadPool, tasks: &mut [AttentionTask]) {
             left.extend((0..tiles).map(|_| AtomicUsize::new(division.parts)));
         }
         let (tasks, partial) = (Tasks::new(tasks), Disjoint::new(partial));
-        let shared = SharedTasks { set: dispatch::best(), tasks, divisions, partial, left };
+        let shared = SharedTasks { set: dispatch::chosen(), tasks, divisions, partial, left };
         pool.run(total.units, &|unit| shared.compute(unit));
     });
 }

@@ -11,7 +11,7 @@ use larder_core::NumberFormat;
 use self::primitives::Avx2;
 pub use self::primitives::prefetch;
 use crate::block::{BLOCK, Block};
-use crate::kernel_set::{DeltaKernels, KernelSet, StridedRows, StripKernels, Sums};
+use crate::kernel_set::{DeltaKernels, KernelSet, StridedRows, StripKernels, Sums, UnavailableSet};
 use crate::simd::blocks::check;
 use crate::simd::delta_rule::{read, step};
 use crate::simd::products::products;
@@ -21,24 +21,24 @@ use crate::simd::{BF16, F16, F32};
 use crate::weights::Panel;
 
 /// The kernels, if this processor can run them.
-pub fn set() -> Option<KernelSet> {
+pub fn set() -> Result<KernelSet, UnavailableSet> {
     of::<false>("avx2")
 }
 
 /// The kernels with AVX-VNNI, if this processor can run them.
-pub fn with_vnni() -> Option<KernelSet> {
+pub fn with_vnni() -> Result<KernelSet, UnavailableSet> {
     of::<true>("avx2+vnni")
 }
 
-fn of<const VNNI: bool>(name: &'static str) -> Option<KernelSet> {
-    Avx2::<VNNI>::detect()?;
+fn of<const VNNI: bool>(name: &'static str) -> Result<KernelSet, UnavailableSet> {
+    Avx2::<VNNI>::detect().ok_or_else(|| UnavailableSet::new(name, &Avx2::<VNNI>::features()))?;
     let strips = StripKernels {
         least: 2,
         unpack: |panels, blocks, next, strip| unpack(simd::<VNNI>(), panels, blocks, next, strip),
         multiply: |strip, x, first, sums| multiply(simd::<VNNI>(), strip, x, first, sums),
     };
     let blocks = |panels: &[Panel], x: &[&[Block]], out: &mut [Sums]| products(simd::<VNNI>(), panels, x, out);
-    Some(KernelSet { name, blocks, strips: Some(strips), floats, weighted_sums, delta: DELTA, widen_q8_0, quantise })
+    Ok(KernelSet { name, blocks, strips: Some(strips), floats, weighted_sums, delta: DELTA, widen_q8_0, quantise })
 }
 
 const DELTA: DeltaKernels = DeltaKernels {

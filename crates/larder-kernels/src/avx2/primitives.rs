@@ -26,13 +26,20 @@ use crate::simd::{Simd, Task};
 pub struct Avx2<const VNNI: bool>(());
 
 impl<const VNNI: bool> Avx2<VNNI> {
+    /// The features that the instructions belong to, and whether the processor has them or they are not used.
+    #[inline]
+    pub fn features() -> [(&'static str, bool); 4] {
+        [
+            ("avx2", is_x86_feature_detected!("avx2")),
+            ("fma", is_x86_feature_detected!("fma")),
+            ("f16c", is_x86_feature_detected!("f16c")),
+            ("avxvnni", !VNNI || is_x86_feature_detected!("avxvnni")),
+        ]
+    }
+
     /// If the processor has the instructions.
     pub fn detect() -> Option<Self> {
-        let able = is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c")
-            && (!VNNI || is_x86_feature_detected!("avxvnni"));
-        able.then_some(Avx2(()))
+        Self::features().iter().all(|(_, has)| *has).then_some(Avx2(()))
     }
 
     /// Sums of pairs of products of `len` runs from number `first` on, in 16 bits.

@@ -10,7 +10,7 @@ use larder_core::NumberFormat;
 
 use self::primitives::Avx512;
 use crate::block::{BLOCK, Block};
-use crate::kernel_set::{DeltaKernels, KernelSet, StridedRows, StripKernels, Sums};
+use crate::kernel_set::{DeltaKernels, KernelSet, StridedRows, StripKernels, Sums, UnavailableSet};
 use crate::simd::blocks::check;
 use crate::simd::delta_rule::{read, step};
 use crate::simd::products::products;
@@ -20,10 +20,10 @@ use crate::simd::{BF16, F16, F32};
 use crate::weights::Panel;
 
 /// The kernels, if this processor can run them.
-pub fn set() -> Option<KernelSet> {
-    Avx512::detect()?;
-    let (name, strips) = ("avx512", Some(STRIPS));
-    Some(KernelSet { name, blocks, strips, floats, weighted_sums, delta: DELTA, widen_q8_0, quantise })
+pub fn set() -> Result<KernelSet, UnavailableSet> {
+    let name = "avx512";
+    Avx512::detect().ok_or_else(|| UnavailableSet::new(name, &Avx512::features()))?;
+    Ok(KernelSet { name, blocks, strips: Some(STRIPS), floats, weighted_sums, delta: DELTA, widen_q8_0, quantise })
 }
 
 const STRIPS: StripKernels = StripKernels {

@@ -28,15 +28,22 @@ const LANES: usize = 2 * ROW_GROUP;
 pub struct Avx512(());
 
 impl Avx512 {
+    /// The features that the instructions belong to, and whether the processor has them.
+    #[inline]
+    pub fn features() -> [(&'static str, bool); 6] {
+        [
+            ("avx512f", is_x86_feature_detected!("avx512f")),
+            ("avx512bw", is_x86_feature_detected!("avx512bw")),
+            ("avx512vl", is_x86_feature_detected!("avx512vl")),
+            ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
+            ("avx2", is_x86_feature_detected!("avx2")),
+            ("f16c", is_x86_feature_detected!("f16c")),
+        ]
+    }
+
     /// If the processor has the instructions.
     pub fn detect() -> Option<Self> {
-        let able = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512vnni")
-            && is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("f16c");
-        able.then_some(Avx512(()))
+        Self::features().iter().all(|(_, has)| *has).then_some(Avx512(()))
     }
 
     /// Adds the dot products of `len` runs from number `first` on.

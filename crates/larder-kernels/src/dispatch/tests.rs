@@ -69,6 +69,50 @@ const ROWS: usize = if cfg!(miri) { 12 } else { 26 };
 const SIZES: usize = if cfg!(miri) { 40 } else { 150 };
 const BATCH: usize = if cfg!(miri) { 5 } else { MAX_TOKENS };
 
+#[test]
+fn kernels_are_named_by_instruction_set() {
+    for set in all() {
+        assert_eq!(set.name.parse(), Ok(KernelChoice::Named(set.name)));
+    }
+    assert_eq!(("auto".parse(), KernelChoice::default().to_string()), (Ok(KernelChoice::Auto), "auto".into()));
+    for unknown in ["", "Portable", "portable ", "avx1024"] {
+        let refused = unknown.parse::<KernelChoice>().unwrap_err();
+        assert_eq!(refused, KernelChoiceError::Unknown);
+        let said = refused.to_string();
+        assert!(said.starts_with("must be auto, or an instruction set that") && said.ends_with("portable"), "{said}");
+    }
+}
+
+#[test]
+fn a_set_that_the_processor_lacks_is_refused_with_those_that_it_has() {
+    let lacking = UnavailableSet::new("avx1024", &[("avx512f", true), ("avx1024f", false), ("avx1024vl", false)]);
+    let said = KernelChoiceError::Unavailable(lacking).to_string();
+    let names: Vec<_> = all().map(|set| set.name).collect();
+    let of_processor = format!("which this processor lacks; it has {}", names.join(", "));
+    assert_eq!(said, format!("avx1024 needs avx1024f, avx1024vl, {of_processor}"));
+    for lacking in TABLE.iter().filter_map(|set| set().err()) {
+        assert!(!lacking.missing.is_empty(), "{}", lacking.name);
+        let refused = KernelChoiceError::Unavailable(lacking.clone());
+        assert_eq!(lacking.name.parse::<KernelChoice>(), Err(refused.clone()));
+        assert_eq!(KernelChoice::Named(lacking.name).apply(), Err(refused));
+    }
+}
+
+#[test]
+fn a_process_uses_one_set() {
+    let used = instruction_set();
+    assert_eq!(KernelChoice::Auto.apply(), Ok(()));
+    for set in all() {
+        let applied = KernelChoice::Named(set.name).apply();
+        let other = KernelChoiceError::Chosen { wanted: set.name, used };
+        assert_eq!(applied, if set.name == used { Ok(()) } else { Err(other) });
+    }
+    let sets = instruction_sets();
+    assert_eq!(sets.iter().filter(|(_, of)| *of == SetUse::Used).count(), 1, "{sets:?}");
+    // No set was chosen by name, so the first that the processor has is used.
+    assert_eq!(sets.iter().find(|(_, of)| !matches!(of, SetUse::Missing(_))), Some(&(used, SetUse::Used)), "{sets:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(CASES) })]
 

@@ -19,7 +19,7 @@ use self::dots::{Sdot, Smull};
 use self::primitives::Neon;
 use crate::block::{BLOCK, Block};
 use crate::formats::q8_0::widen_q8_0;
-use crate::kernel_set::{DeltaKernels, KernelSet, StridedRows, StripKernels, Sums};
+use crate::kernel_set::{DeltaKernels, KernelSet, StridedRows, StripKernels, Sums, UnavailableSet};
 use crate::simd::blocks::check;
 use crate::simd::delta_rule::{read, step};
 use crate::simd::products::products;
@@ -29,16 +29,25 @@ use crate::simd::{BF16, F16, F32};
 use crate::weights::Panel;
 
 /// The kernels that use dot products of bytes, if this processor has them.
-pub fn with_dot_products() -> Option<KernelSet> {
-    Sdot::detect()?;
+pub fn with_dot_products() -> Result<KernelSet, UnavailableSet> {
+    let name = "neon+dotprod";
+    Sdot::detect().ok_or_else(|| UnavailableSet::new(name, &[("dotprod", false)]))?;
     let (blocks, strips) = (blocks_with_dot_products, Some(STRIPS_WITH_DOT_PRODUCTS));
-    Some(KernelSet { name: "neon+dotprod", blocks, strips, floats, weighted_sums, delta: DELTA, widen_q8_0, quantise })
+    Ok(KernelSet { name, blocks, strips, floats, weighted_sums, delta: DELTA, widen_q8_0, quantise })
 }
 
 /// The kernels that every 64-bit Arm processor can run.
-pub fn set() -> Option<KernelSet> {
-    let (name, strips) = ("neon", Some(STRIPS));
-    Some(KernelSet { name, blocks, strips, floats, weighted_sums, delta: DELTA, widen_q8_0, quantise })
+pub fn set() -> Result<KernelSet, UnavailableSet> {
+    Ok(KernelSet {
+        name: "neon",
+        blocks,
+        strips: Some(STRIPS),
+        floats,
+        weighted_sums,
+        delta: DELTA,
+        widen_q8_0,
+        quantise,
+    })
 }
 
 const DELTA: DeltaKernels = DeltaKernels {

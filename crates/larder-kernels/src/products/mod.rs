@@ -59,7 +59,7 @@ pub fn products(pool: &ThreadPool, products: &mut [Product]) {
 fn fork_join(pool: &ThreadPool, products: &mut [Product]) {
     let work: usize = products.iter().map(Product::work).sum();
     let share = MIN_TASK_WORK.max(work / (pool.threads() * TASKS_PER_THREAD));
-    let (set, all) = (dispatch::best(), SharedProducts::new(products, share));
+    let (set, all) = (dispatch::chosen(), SharedProducts::new(products, share));
     pool.run(all.tasks(), &|task| {
         let (product, task, out) = all.find(task);
         product.compute(set, product.division(share).tile(task), &out);
@@ -137,7 +137,7 @@ impl Product<'_> {
     fn division(&self, share: usize) -> Division {
         let (panels, tokens) = (self.weights.panels().count(), self.tokens());
         let panel_work = (ROW_GROUP * self.weights.panels().row_bytes * tokens).max(1);
-        let unit = if self.strips(dispatch::best()).is_some() { STRIP_PANELS } else { MAX_PANELS };
+        let unit = if self.strips(dispatch::chosen()).is_some() { STRIP_PANELS } else { MAX_PANELS };
         let panels_per_task = (share / panel_work).max(1).next_multiple_of(unit);
         let parts = (panels.min(panels_per_task) * panel_work / share).max(1);
         Division { panels, tokens, panels_per_task, tokens_per_task: tokens.div_ceil(parts).max(MAX_TOKENS) }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use larder_cache::{CacheScope, pass_through_slots};
 use larder_core::Gate;
 use larder_engine::{ContextLimit, Drafting, LossMeter, Recorder, Sequence, Session, SharedSource, Speculation};
@@ -71,6 +71,7 @@ impl InferenceEngine {
     /// weights.
     pub fn start(model: &OpenModel, options: &Options) -> Result<Self> {
         check_elastic(options)?;
+        options.compute.kernels.apply().context(Setting::Kernels)?;
         let draft = inputs::prepare(model, options)?;
         let policy_inputs = policy_inputs(&options.cache.eviction, model, options.cache.evictor.as_deref())?;
         model.store().iter().for_each(|store| store.set_check_reads(options.cache.check_reads));

@@ -28,6 +28,8 @@ pub enum Setting {
     Trace,
     /// `ComputeOptions::threads`.
     Threads,
+    /// `ComputeOptions::kernels`.
+    Kernels,
     /// `ComputeOptions::exact`.
     Exact,
     /// `DeviceOptions::kind`.
@@ -63,6 +65,7 @@ impl Setting {
             Setting::Speculate => "--speculate",
             Setting::Trace => "--trace",
             Setting::Threads => "--threads",
+            Setting::Kernels => "-o kernels",
             Setting::Exact => "-o exact",
             Setting::Device => "--device",
             Setting::Vram => "--vram",

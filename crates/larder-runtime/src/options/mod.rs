@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use larder_core::CacheScope;
 use larder_engine::{MEASURE_EVERY, Speculation};
+use larder_kernels::KernelChoice;
 use larder_model::KvFormat;
 use larder_os::performance_cores;
 use larder_policy::eviction::EvictionSpec;
@@ -177,6 +178,8 @@ pub struct ComputeOptions {
     pub threads: usize,
     /// Pin each compute thread to a core of its own.
     pub pin: bool,
+    /// The kernels of all models of this process, which are chosen when the first one starts.
+    pub kernels: KernelChoice,
     /// Multiply quantised weights with f32 activations, not with activations rounded to 8 bits: slower.
     pub exact: bool,
     /// Number format of the KV cache; `None` is f16 if experts are quantised and [`Self::exact`] is off, else f32.
@@ -201,6 +204,7 @@ impl Default for ComputeOptions {
         ComputeOptions {
             threads: default_threads(),
             pin: false,
+            kernels: KernelChoice::Auto,
             exact: false,
             kv: None,
             mlock: false,

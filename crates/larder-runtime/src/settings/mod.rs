@@ -42,6 +42,8 @@ pub enum SettingPart {
     Reading,
     /// Threads, precision and memory of the CPU.
     Compute,
+    /// Instruction sets of the CPU.
+    Kernels,
     /// Computing on battery.
     Battery,
     /// A GPU.
@@ -52,7 +54,7 @@ pub enum SettingPart {
 
 impl SettingPart {
     /// All parts in the order of the documentation, each with its title.
-    pub const ALL: [(SettingPart, &'static str); 12] = [
+    pub const ALL: [(SettingPart, &'static str); 13] = [
         (SettingPart::Context, "Context"),
         (SettingPart::CacheSize, "Cache size"),
         (SettingPart::Cache, "Expert cache"),
@@ -62,6 +64,7 @@ impl SettingPart {
         (SettingPart::Speculation, "Speculation"),
         (SettingPart::Reading, "Reading"),
         (SettingPart::Compute, "Compute"),
+        (SettingPart::Kernels, "Kernels"),
         (SettingPart::Battery, "Battery"),
         (SettingPart::Device, "Device"),
         (SettingPart::Edge, "Edge"),
@@ -305,6 +308,7 @@ mod tests {
             (&[("pin", "perhaps")], "pin: must be true or false"),
             (&[("scope", "town")], "scope: must be layer or global"),
             (&[("reader", "tape")], "reader: unknown reader"),
+            (&[("kernels", "mmx")], "kernels: must be auto, or an instruction set that this processor has: "),
         ] {
             let found = with(pairs).err().unwrap().to_string();
             assert!(found.starts_with(fault), "{found}");

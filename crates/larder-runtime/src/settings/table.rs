@@ -181,6 +181,13 @@ pub static SETTINGS: &[SettingRow] = &[
         |s, v| put(&mut s.options.compute.threads, threads(v)),
     ),
     setting(
+        SettingPart::Kernels,
+        Setting::Kernels.typed(),
+        ["auto|NAME", "auto", "portable"],
+        "Instruction set of the kernels, one of those that larder doctor names; the text stays the same",
+        |s, v| put(&mut s.options.compute.kernels, parsed(v)),
+    ),
+    setting(
         SettingPart::Compute,
         "-o prefill-tokens",
         ["N", "by the memory plan", "512"],

@@ -17,12 +17,13 @@ pub const OPTION: &str = "option";
 /// Parts of an engine whose settings a command takes.
 pub mod takes {
     use larder_runtime::settings::SettingPart::{
-        Battery, Cache, CacheSize, Compute, Context, Device, Edge, HotSet, Measurement, Reading, Routing, Speculation,
+        Battery, Cache, CacheSize, Compute, Context, Device, Edge, HotSet, Kernels, Measurement, Reading, Routing,
+        Speculation,
     };
 
     /// Commands that choose the routing strategy, and the context by their text.
     pub const FIXED_ROUTING: u16 =
-        CacheSize.bit() | Cache.bit() | Reading.bit() | Compute.bit() | Device.bit() | Edge.bit();
+        CacheSize.bit() | Cache.bit() | Reading.bit() | Compute.bit() | KERNELS | Device.bit() | Edge.bit();
     /// Commands that choose the context by their text.
     pub const EVALUATION: u16 = FIXED_ROUTING | Routing.bit() | Measurement.bit();
     /// Commands that run a model as one for people does, once.
@@ -30,7 +31,9 @@ pub mod takes {
     /// Commands that generate text for people.
     pub const GENERATION: u16 = MEASUREMENT | HotSet.bit() | Battery.bit();
     /// Commands that try several sizes of the cache, in main memory.
-    pub const SWEEP: u16 = Cache.bit() | Measurement.bit() | Reading.bit() | Compute.bit();
+    pub const SWEEP: u16 = Cache.bit() | Measurement.bit() | Reading.bit() | Compute.bit() | KERNELS;
+    /// Commands that run no model.
+    pub const KERNELS: u16 = Kernels.bit();
 }
 
 /// Settings with flags that a person needs; the others are in `--help-all`.

@@ -18,6 +18,8 @@ pub struct DoctorArgs {
     /// current folder)
     #[arg(short, long, value_name = "MODEL|PATH")]
     pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub engine: EngineFlags<{ takes::KERNELS }>,
     /// Print the findings as JSON
     #[arg(long)]
     pub json: bool,

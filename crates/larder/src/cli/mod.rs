@@ -127,7 +127,7 @@ pub enum Command {
     /// Run a model's experts on several machines
     Edge(edge::EdgeArgs),
     /// Check this machine and suggest improvements
-    Doctor(machine::DoctorArgs),
+    Doctor(Box<machine::DoctorArgs>),
     /// Download a model from the Hugging Face hub, or go on with a download
     #[command(visible_alias = "get")]
     Pull(machine::PullArgs),

@@ -193,7 +193,7 @@ mod tests {
             );
             assert_eq!(paths.count(), 0, "{name}");
         }
-        for name in ["trace", "telemetry", "evictor", "mlock", "threads", "reader", "profile"] {
+        for name in ["trace", "telemetry", "evictor", "mlock", "threads", "kernels", "reader", "profile"] {
             assert!(!is_store_key(name), "{name}");
         }
     }

@@ -9,9 +9,10 @@ mod show;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
+use larder_kernels::KernelChoice;
 
 use keys::{ConfigKey, LeafCommand};
 use layers::Entry;
@@ -21,6 +22,9 @@ use crate::models;
 
 pub use layers::MovedName;
 pub use show::run;
+
+/// The setting that chooses kernels.
+const KERNELS: &str = "kernels";
 
 /// Adds the settings of files and environment to the command line; `matches` is the parsed command line.
 pub fn apply(line: Vec<OsString>, matches: &ArgMatches) -> Result<Vec<OsString>> {
@@ -34,6 +38,20 @@ pub fn apply(line: Vec<OsString>, matches: &ArgMatches) -> Result<Vec<OsString>>
     let added = chosen.iter().flat_map(|(key, entry)| words(key, entry));
     let at = 1 + path.len();
     Ok(line[..at].iter().cloned().chain(added.map(OsString::from)).chain(line[at..].iter().cloned()).collect())
+}
+
+/// Chooses the kernels of this process before any are used: by the settings of the command, in which those of files and
+/// of the environment are by now, or by the environment alone if it takes no settings.
+pub fn choose_kernels(matches: &ArgMatches) -> Result<()> {
+    let (_, matches) = innermost(matches);
+    let typed = given(matches).filter(|given| given.row.name == KERNELS).last();
+    let typed = typed.map(|given| (KERNELS.to_owned(), given.value.clone()));
+    let of_environment = || {
+        let name = layers::variable_of(KERNELS);
+        variable(&name).filter(|value| !value.is_empty()).map(|value| (name, value))
+    };
+    let Some((name, value)) = typed.or_else(of_environment) else { return Ok(()) };
+    value.parse().and_then(KernelChoice::apply).context(name)
 }
 
 /// What the command line itself says.

@@ -3,6 +3,7 @@
 mod disk;
 mod drive;
 mod gpu;
+mod kernels;
 mod power;
 mod processor;
 mod ram;
@@ -64,6 +65,7 @@ impl Finding {
 /// Runs all checks; the SSD is that of `model`.
 fn check(model: Option<&Path>) -> Result<Vec<Finding>> {
     let mut findings = processor::check();
+    findings.push(kernels::check());
     findings.extend(ram::check());
     findings.extend(disk::check(model)?);
     findings.extend(gpu::check());

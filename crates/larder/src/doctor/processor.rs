@@ -1,8 +1,7 @@
-//! Findings about the CPU: kernels and usable threads.
+//! Findings about the CPU: its features and usable threads.
 
 use std::fs;
 
-use larder_kernels::instruction_set;
 use serde_json::json;
 
 use super::Finding;
@@ -16,16 +15,11 @@ pub fn check() -> Vec<Finding> {
 
 fn instructions() -> Finding {
     let features = features();
-    let kernels = instruction_set();
     let list = if features.is_empty() { "no relevant features".to_owned() } else { features.join(" ") };
     let name = name();
-    let numbers = json!({"name": name, "kernels": kernels, "features": features});
+    let numbers = json!({"name": name, "features": features});
     let name = name.unwrap_or_else(|| "the CPU".into());
-    Finding::new("processor", format!("{name}: {kernels} kernels; it has {list}"), numbers).advise_if(
-        kernels == "portable",
-        "larder has no SIMD kernels for this CPU, so products take several times as long",
-        "in a virtual machine, pass the host's CPU through (qemu: -cpu host)",
-    )
+    Finding::new("processor", format!("{name}: it has {list}"), numbers)
 }
 
 /// The name that the system gives the CPU or, on boards and phones, the machine.

@@ -19,6 +19,7 @@ const PARTS: u16 = SettingPart::Context.bit()
     | SettingPart::Speculation.bit()
     | SettingPart::Reading.bit()
     | SettingPart::Compute.bit()
+    | SettingPart::Kernels.bit()
     | SettingPart::Device.bit();
 
 /// How a model is loaded: [settings](crate::settings::SETTINGS) by their names, and two folders. What is left out is as
