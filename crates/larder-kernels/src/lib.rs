@@ -19,6 +19,7 @@
 //! | [`Arithmetic`], [`widest()`] | plain arithmetic on rows, compiled for the widest vectors |
 //! | [`ThreadPool`] | the threads that share the tasks of one fork-join |
 //! | [`KernelChoice`], [`instruction_sets`] | kernels by name, and why the others are not used |
+//! | [`Peak`], [`memory_bandwidth`] | what the processor and its memory do at most |
 //!
 //! # Example
 //!
@@ -51,6 +52,7 @@ mod erf;
 mod formats;
 mod inputs;
 mod kernel_set;
+mod peaks;
 mod portable;
 mod products;
 mod simd;
@@ -60,6 +62,8 @@ mod thread_pool;
 mod weights;
 mod widest;
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -79,6 +83,7 @@ pub use formats::{narrow, widen};
 pub use inputs::{InputBuffer, Inputs};
 pub use kernel_set::UnavailableSet;
 pub use larder_core::{exp, softplus};
+pub use peaks::{Peak, memory_bandwidth};
 pub use products::{PRODUCT_SCRATCH_BYTES, Product, products};
 pub use tanh::tanh;
 pub use thread_pool::{PoolActivity, RecordedForkJoin, RecordedRun, SimulatedRun, ThreadPool, WakeCosts};

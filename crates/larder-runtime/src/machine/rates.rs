@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use larder_core::SHARD_ALIGN;
+use larder_kernels::ThreadPool;
 use larder_store::reader::{Arena, ReadRequest, Reader, ReaderSpec, ShardFiles, Slot};
 use larder_store::{DATA_START, Division, Store};
 
@@ -16,42 +17,16 @@ use larder_os::memory;
 
 /// Time limit of a probe.
 const PROBE_TIME: Duration = Duration::from_millis(1500);
-/// Bytes that all threads together read: more than the caches of a CPU.
-const MEMORY_BYTES: usize = 512 << 20;
 /// Bytes that are touched to measure how fast memory is cleared, and those of a slot of them.
 const CLEARED_BYTES: usize = 256 << 20;
 const CLEARED_SLOT_BYTES: usize = 4 << 20;
 /// Reads in flight: enough to keep an SSD busy at the size of an expert.
 const IN_FLIGHT: usize = 8;
 
-/// Bytes per second that `threads` threads together read from memory, in the best of a few passes.
-pub fn memory_bandwidth(threads: usize) -> f64 {
-    // Under a low limit the rate may be that of a large cache; more memory would end the process.
-    let bytes = memory::available().map_or(MEMORY_BYTES, |bytes| MEMORY_BYTES.min((bytes / 4) as usize));
-    let words = (bytes / threads.max(1) / size_of::<u64>()).max(1);
-    let buffers: Vec<Vec<u64>> = (0..threads.max(1)).map(|t| vec![t as u64 + 1; words]).collect();
-    let (start, mut best) = (Instant::now(), 0.0f64);
-    while start.elapsed() < PROBE_TIME {
-        let pass = Instant::now();
-        std::thread::scope(|scope| {
-            for buffer in &buffers {
-                scope.spawn(move || black_box(sum(buffer)));
-            }
-        });
-        best = best.max((buffers.len() * words * size_of::<u64>()) as f64 / pass.elapsed().as_secs_f64());
-    }
-    best
-}
-
-/// Sums in 16 lanes, so that memory bandwidth and not addition latency is measured.
-fn sum(buffer: &[u64]) -> u64 {
-    let mut lanes = [0u64; 16];
-    for chunk in buffer.as_chunks::<16>().0 {
-        for (lane, word) in lanes.iter_mut().zip(chunk) {
-            *lane = lane.wrapping_add(*word);
-        }
-    }
-    lanes.iter().fold(0, |a, b| a.wrapping_add(*b))
+/// Bytes per second that `threads` threads together read from memory at most.
+pub fn memory_bandwidth(threads: usize) -> Result<f64> {
+    let pool = ThreadPool::new(threads, false).context("no threads for the measurement of memory")?;
+    Ok(larder_kernels::memory_bandwidth(&pool))
 }
 
 /// Bytes per second at which the system provides and clears memory like that of slots, when it is first touched.

@@ -31,7 +31,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let plan = decide(&inputs, &options)?;
 
     let threads = options.compute.threads;
-    let memory_bandwidth = rates::memory_bandwidth(threads);
+    let memory_bandwidth = rates::memory_bandwidth(threads)?;
     let ssd = model.store().map(|store| rates::ssd_throughput(store, &options.cache.reader)).transpose()?;
     let per_token = inputs.expert_sizes.one_per_layer() * geometry.top_k as u64;
     let bytes_per_token = (model.resident_bytes_per_token()? + per_token) as f64;
@@ -85,7 +85,7 @@ fn on_gpu(args: &PlanArgs, model: &OpenModel, options: &Options, inputs: PlanInp
     let rates = TierRates {
         vram: measured.vram,
         link: measured.link_in,
-        memory: rates::memory_bandwidth(options.compute.threads),
+        memory: rates::memory_bandwidth(options.compute.threads)?,
         ssd: rates::ssd_throughput(store, &options.cache.reader)?.rate,
     };
     let (resident, _) = model.resident_on_device()?;

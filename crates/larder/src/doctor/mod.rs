@@ -66,7 +66,7 @@ impl Finding {
 fn check(model: Option<&Path>) -> Result<Vec<Finding>> {
     let mut findings = processor::check();
     findings.push(kernels::check());
-    findings.extend(ram::check());
+    findings.extend(ram::check()?);
     findings.extend(disk::check(model)?);
     findings.extend(gpu::check());
     findings.extend(power::check());

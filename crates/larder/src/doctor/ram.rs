@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use anyhow::Result;
 use larder_os::{group as control_group, lock, memory};
 use larder_runtime::machine::rates;
 use serde_json::json;
@@ -12,12 +13,12 @@ use crate::print;
 /// The capability to lock any amount of memory, as a bit number.
 const CAP_IPC_LOCK: u32 = 14;
 
-pub fn check() -> Vec<Finding> {
+pub fn check() -> Result<Vec<Finding>> {
     let mut all: Vec<Finding> = size().into_iter().collect();
     all.push(group());
-    all.push(rate());
+    all.push(rate()?);
     all.push(locking());
-    all
+    Ok(all)
 }
 
 /// The machine's memory, and the limit of the control group if that is lower.
@@ -56,12 +57,12 @@ fn group() -> Finding {
     )
 }
 
-fn rate() -> Finding {
+fn rate() -> Result<Finding> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let rate = rates::memory_bandwidth(threads);
+    let rate = rates::memory_bandwidth(threads)?;
     let readers = print::count(threads, "thread", "threads");
     let found = format!("{}/s, read by {readers}", print::bytes(rate as u64));
-    Finding::new("memory rate", found, json!({"bytes_per_second": rate, "threads": threads}))
+    Ok(Finding::new("memory rate", found, json!({"bytes_per_second": rate, "threads": threads})))
 }
 
 fn locking() -> Finding {

@@ -35,7 +35,7 @@ impl Limits {
         let ssd = |store: &Arc<Store>| rates::ssd_throughput(store, &options.cache.reader).map(|ssd| ssd.rate);
         let geometry = &model.blueprint.geometry;
         Ok(Limits {
-            memory: rates::memory_bandwidth(options.compute.threads),
+            memory: rates::memory_bandwidth(options.compute.threads)?,
             ssd: model.store().map(ssd).transpose()?,
             clearing: rates::clearing_rate()?,
             gpu: None,
