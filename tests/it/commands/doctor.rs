@@ -70,6 +70,20 @@ fn a_folder_is_left_as_it_was() {
 }
 
 #[test]
+fn peaks_have_a_rate_for_each_number_of_threads() {
+    let found: Value = serde_json::from_str(&larder_ok(&["doctor", "--peaks", "--json"])).unwrap();
+    assert_eq!(found["format"], "larder-peaks-1");
+    let (counts, peaks) = (found["threads"].as_array().unwrap(), found["peaks"].as_array().unwrap());
+    assert!(counts[0] == 1 && peaks.len() == 4, "{found}");
+    for peak in peaks {
+        let rates = peak["per_second"].as_array().unwrap();
+        let is_here = peak["instructions"].is_string() || peak["name"] == "memory read";
+        assert_eq!(rates.len(), if is_here { counts.len() } else { 0 }, "{peak}");
+        assert!(rates.iter().all(|rate| rate.as_f64().unwrap() > 1e6), "{peak}");
+    }
+}
+
+#[test]
 fn what_is_not_there_is_refused() {
     assert!(larder_refuses(&["doctor", "-m", "/does/not/exist"]).contains("/does/not/exist"));
 }

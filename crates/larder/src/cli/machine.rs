@@ -18,9 +18,12 @@ pub struct DoctorArgs {
     /// current folder)
     #[arg(short, long, value_name = "MODEL|PATH")]
     pub model: Option<PathBuf>,
+    /// Measure instead what the processor and its memory do at most, with one thread up to all
+    #[arg(long, conflicts_with = "model")]
+    pub peaks: bool,
     #[command(flatten)]
     pub engine: EngineFlags<{ takes::KERNELS }>,
-    /// Print the findings as JSON
+    /// Print the findings, or the peaks, as JSON
     #[arg(long)]
     pub json: bool,
 }

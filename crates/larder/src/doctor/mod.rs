@@ -4,6 +4,7 @@ mod disk;
 mod drive;
 mod gpu;
 mod kernels;
+mod peaks;
 mod power;
 mod processor;
 mod ram;
@@ -87,8 +88,11 @@ pub fn machine(path: Option<&Path>) -> Vec<Fact> {
     all
 }
 
-/// Prints all findings, and the advice.
+/// Prints all findings and the advice, or the peaks.
 pub fn run(args: &DoctorArgs) -> Result<()> {
+    if args.peaks {
+        return peaks::run(args.json);
+    }
     let findings = check(args.model.as_deref())?;
     if args.json {
         let all: Vec<Value> = findings.iter().map(Finding::json).collect();
