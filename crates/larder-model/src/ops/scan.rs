@@ -12,8 +12,8 @@ const LANES: usize = 8;
 /// Channels of Mamba 1 that one task computes.
 const TASK_CHANNELS: usize = 64;
 
-/// Lets a row of the state decay, adds a token's `input · b`, and reads the row with `c`. Lanes are copied and stored as
-/// a whole, so that they become a vector.
+/// Lets a row of the state decay, adds a token's `input · b`, and reads the row with `c`. Lanes are copied and stored
+/// as a whole, so that they become a vector.
 #[inline(always)]
 fn take_in(row: &mut [f32], decay: f32, input: f32, b: &[f32], c: &[f32]) -> f32 {
     let mut sums = [0.0; LANES];
