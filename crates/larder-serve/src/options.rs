@@ -47,6 +47,8 @@ pub struct ServerOptions {
     pub strict_model: bool,
     /// Whether no client may change the routing.
     pub lock_routing: bool,
+    /// Whether system texts keep the lines that clients write for their own servers.
+    pub keep_client_lines: bool,
     /// Whether the listener is on a loopback address.
     pub is_local: bool,
     /// Whether clients speak TLS.

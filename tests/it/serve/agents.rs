@@ -232,3 +232,53 @@ fn routes_of_other_servers_are_there() {
     let parts: Vec<u32> = version.split('.').map(|part| part.parse().unwrap()).collect();
     assert!(parts.as_slice() >= [0, 6, 4].as_slice(), "clients ask for 0.6.4 at least: {version}");
 }
+
+/// An answer of `/v1/messages` to this system text and question: tokens of the prompt, and those from the cache.
+fn prompt_and_cached(server: &Server, system: &str, question: &str) -> [u64; 2] {
+    let messages = json!([{"role": "user", "content": question}]);
+    let body = json!({"system": system, "messages": messages, "max_tokens": 4, "temperature": 0});
+    let usage = server.post("/v1/messages", body).json()["usage"].clone();
+    let [new, cached] = ["input_tokens", "cache_read_input_tokens"].map(|name| usage[name].as_u64().unwrap());
+    [new + cached, cached]
+}
+
+#[test]
+fn a_line_that_changes_with_each_request_leaves_the_prompt_cached() {
+    let model = long_model();
+    let server = Server::start(model.path(), &["--context", "2048"]);
+    let system = |number: usize| {
+        let line = format!("x-anthropic-billing-header: cc_version=2.1.197; cch={number:05x};");
+        format!("{line}\nYou answer questions about a kitchen. {}", "Be brief. ".repeat(20))
+    };
+    let [alone, _] = prompt_and_cached(&server, &system(0)[system(0).find('\n').unwrap() + 1..], "What is a larder?");
+    let count = |system: String| {
+        let body = json!({"system": system, "messages": [{"role": "user", "content": "What is a larder?"}]});
+        server.post("/v1/messages/count_tokens", body).json()["input_tokens"].as_u64().unwrap()
+    };
+    assert_eq!((count(system(1)), count(system(2))), (alone, alone), "the line is not in the prompt");
+    let [all, cached] = prompt_and_cached(&server, &system(3), "What is a larder?");
+    assert_eq!([all, cached], [alone, alone - 1]);
+
+    let keeping = Server::start(model.path(), &["--context", "2048", "--keep-client-lines"]);
+    prompt_and_cached(&keeping, &system(0), "What is a larder?");
+    let [all, cached] = prompt_and_cached(&keeping, &system(1), "What is a larder?");
+    assert!(all > alone && 2 * cached < all, "{cached} of {all}");
+}
+
+#[test]
+fn a_side_request_takes_nothing_from_the_conversation() {
+    let model = long_model();
+    let server = Server::start(model.path(), &["--context", "2048", "--parallel", "3"]);
+    let system = format!("You answer questions about a kitchen. {}", "Be brief. ".repeat(20));
+    let long = "Tell me of the larder, the cellar and the attic. ".repeat(10);
+    let [whole, _] = prompt_and_cached(&server, &system, &long);
+    // It has the system text in common, more than half of itself.
+    let [side, cached] = prompt_and_cached(&server, &system, "Find a title.");
+    assert!(2 * cached > side && cached < side, "{cached} of {side}");
+    for turn in 1..4 {
+        let [all, cached] = prompt_and_cached(&server, &system, &format!("{long}{}", "And then? ".repeat(turn)));
+        assert!(cached + 16 > whole && all > whole, "turn {turn}: {cached} of {all}, {whole} before");
+        let [all, cached] = prompt_and_cached(&server, &system, &format!("Find a title. {turn}"));
+        assert!(all - cached < 16, "side request {turn}: {cached} of {all}");
+    }
+}

@@ -19,7 +19,10 @@ use crate::state::App;
 pub async fn messages(State(app): State<App>, request: Request) -> Result<Response> {
     let since = Instant::now();
     let body = body::read(&app.server, request).await?;
-    let asked = run_blocking(&app, move |app| prepare_chat(app, ChatRequest::parse_anthropic(&body)?)).await?;
+    let asked = run_blocking(&app, move |app| {
+        prepare_chat(app, without_client_lines(app, ChatRequest::parse_anthropic(&body)?))
+    })
+    .await?;
     let prompt_tokens = asked.prompts.iter().map(|(prompt, _)| prompt.len()).sum();
     let format = |params: &GenerationParams, number| {
         AnthropicFormat::new(number, &app.model.name, prompt_tokens, params.stop.clone())
@@ -27,11 +30,19 @@ pub async fn messages(State(app): State<App>, request: Request) -> Result<Respon
     generate(&app, since, asked, format).await
 }
 
+/// The request as it is cached, unless the server keeps all lines.
+fn without_client_lines(app: &App, mut request: ChatRequest) -> ChatRequest {
+    if !app.server.options.keep_client_lines {
+        request.leave_out_client_lines();
+    }
+    request
+}
+
 /// The tokens of the prompt that a request becomes.
 pub async fn count_tokens(State(app): State<App>, request: Request) -> Result<Json> {
     let body = body::read(&app.server, request).await?;
     run_blocking(&app, move |app| {
-        let request = ChatRequest::parse_anthropic_count(&body)?;
+        let request = without_client_lines(app, ChatRequest::parse_anthropic_count(&body)?);
         check_model(app, request.params.model.as_deref())?;
         Ok(Json(json!({"input_tokens": app.model.chat(&request)?.tokens.len()})))
     })

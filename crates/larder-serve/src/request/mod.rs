@@ -1,6 +1,7 @@
 //! Request bodies, parsed from untrusted bytes.
 
 mod anthropic;
+mod client_lines;
 mod context;
 mod dialogue;
 mod embeddings;

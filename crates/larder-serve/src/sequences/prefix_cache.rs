@@ -33,12 +33,37 @@ impl PrefixCache {
         self.slots.len()
     }
 
-    /// The slot of the sequence with the longest common prefix with `prompt` and the length of that, if it is worth
-    /// reusing.
-    pub fn best(&self, prompt: &[u32]) -> Option<(usize, usize)> {
-        let shared = self.idle().map(|(id, sequence)| (id, sequence.common_prefix(prompt), sequence));
-        let (id, shared, sequence) = shared.max_by_key(|(_, shared, _)| *shared)?;
-        is_worth_reusing(shared, sequence.tokens().len(), prompt.len()).then_some((id, shared))
+    /// How a sequence of an earlier request serves `prompt`, if one shares a beginning with it: that with the longest.
+    /// It is taken if it loses nothing by that, else copied to a slot that loses less, and cut where there is none.
+    pub fn best(&self, prompt: &[u32]) -> Option<Reuse> {
+        let shared = self.idle().map(|(id, sequence)| (sequence.common_prefix(prompt), id, sequence));
+        let (shared, id, sequence) = shared.max_by_key(|(shared, id, _)| (*shared, *id)).filter(|best| best.0 > 0)?;
+        let (own, reuse) = (sequence.tokens().len(), Reuse { from: id, to: id, shared });
+        if shared == own {
+            return Some(reuse);
+        }
+        let others = (0..self.slots.len()).filter(|other| *other != id && !self.is_taken(*other));
+        let cheapest = others.map(|other| (self.tokens_alone(other), self.used(other), other)).min();
+        let is_worth = is_worth_reusing(shared, own, prompt.len());
+        match cheapest {
+            Some((lost, _, to)) if lost < own - shared => Some(Reuse { to, ..reuse }),
+            _ if is_worth => Some(reuse),
+            _ => Some(Reuse { to: self.place(None), ..reuse }),
+        }
+    }
+
+    /// Tokens of a slot's sequence that no other idle one begins with.
+    fn tokens_alone(&self, id: usize) -> usize {
+        let Some(own) = self.get(id).map(Sequence::tokens) else { return 0 };
+        let others = self.idle().filter(|(other, _)| *other != id);
+        own.len() - others.map(|(_, other)| common_len(own, other.tokens())).max().unwrap_or(0)
+    }
+
+    fn used(&self, id: usize) -> u64 {
+        match self.slots[id] {
+            Slot::Idle { used, .. } => used,
+            Slot::Empty | Slot::Taken { .. } => 0,
+        }
     }
 
     /// The slot for another sequence: an empty one, else that of the least recently used one, which is `kept` only if
@@ -46,8 +71,7 @@ impl PrefixCache {
     pub fn place(&self, kept: Option<usize>) -> usize {
         let key = |id: usize| match &self.slots[id] {
             Slot::Taken { .. } => (2, 0),
-            Slot::Idle { used, .. } => (usize::from(kept == Some(id)), *used),
-            Slot::Empty => (0, 0),
+            Slot::Idle { .. } | Slot::Empty => (usize::from(kept == Some(id)), self.used(id)),
         };
         (0..self.slots.len()).min_by_key(|id| key(*id)).expect("there is a slot")
     }
@@ -112,16 +136,28 @@ impl PrefixCache {
 
     /// Takes the least recently used of the idle sequences out.
     pub fn empty_oldest(&mut self) -> Option<Sequence> {
-        let oldest = self.idle().map(|(id, _)| id).min_by_key(|id| match self.slots[*id] {
-            Slot::Idle { used, .. } => used,
-            Slot::Empty | Slot::Taken { .. } => u64::MAX,
-        })?;
+        let oldest = self.idle().map(|(id, _)| id).min_by_key(|id| self.used(*id))?;
         self.empty(oldest)
     }
 
     fn idle(&self) -> impl Iterator<Item = (usize, &Sequence)> {
         (0..self.slots.len()).filter_map(|id| Some((id, self.get(id)?)))
     }
+}
+
+/// A sequence whose beginning serves a prompt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reuse {
+    /// Its slot.
+    pub from: usize,
+    /// The slot that gets a copy; the same if there is to be none.
+    pub to: usize,
+    /// Tokens that both have.
+    pub shared: usize,
+}
+
+fn common_len(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 /// Whether the common prefix justifies truncating a sequence: a few tokens, which all prompts of a model may share, do

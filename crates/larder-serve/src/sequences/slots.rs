@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use crate::error::ApiError;
-use crate::sequences::prefix_cache::{PrefixCache, is_worth_reusing};
+use crate::sequences::prefix_cache::{PrefixCache, Reuse, is_worth_reusing};
 use crate::sequences::sessions::{Sessions, WriteError};
 
 /// Tokens that a sequence on disk must share with a prompt beyond one in memory, to be read.
@@ -64,21 +64,18 @@ impl ServerSlots {
     /// could not keep of it is pending. The caller guarantees that a slot is not taken.
     fn take(&mut self, prompt: &[u32], decoder: &Decoder) -> (usize, Sequence) {
         let held = self.cache.best(prompt);
-        let saved = self.find(prompt, held.map_or(0, |(_, shared)| shared));
+        let saved = self.find(prompt, held.map_or(0, |reuse| reuse.shared));
         let (id, mut sequence) = match (held, saved) {
-            (Some((id, shared)), None) => (id, self.reuse(id, shared, decoder)),
+            (Some(reuse), None) => (reuse.to, self.reuse(reuse, decoder)),
             (held, saved) => {
                 // The one in memory stays, for a file that cannot be read.
-                let id = self.cache.place(held.map(|(id, _)| id));
+                let id = self.cache.place(held.map(|reuse| reuse.from));
                 // What is there leaves before another is read, so that memory for one more is enough.
                 let displaced = self.cache.take(id);
                 self.displace(displaced);
                 match (saved.and_then(|name| self.sessions.as_ref()?.read(&name, decoder, &self.origin)), held) {
                     (Some(read), _) => (id, read),
-                    (None, Some((other, shared))) if other != id => {
-                        self.cache.empty(id);
-                        (other, self.reuse(other, shared, decoder))
-                    }
+                    (None, Some(reuse)) if reuse.from != id => (id, self.reuse(Reuse { to: id, ..reuse }, decoder)),
                     (None, _) => (id, Sequence::new(decoder, self.context)),
                 }
             }
@@ -116,13 +113,20 @@ impl ServerSlots {
         self.sessions.as_ref()?.find(prompt, &self.origin, is_worth)
     }
 
-    /// The sequence of a slot of which `shared` tokens are used again. If it loses more than that, it is saved.
-    fn reuse(&mut self, id: usize, shared: usize, decoder: &Decoder) -> Sequence {
-        let sequence = self.cache.take(id).unwrap_or_else(|| Sequence::new(decoder, self.context));
-        if sequence.computed_tokens().len() > 2 * shared {
-            self.displace(Some(sequence.clone()));
-        }
-        sequence
+    /// The sequence that is used again, or a copy of it, which shares memory with it. What leaves a slot is saved, and
+    /// so is a sequence that loses more than what is used of it.
+    fn reuse(&mut self, Reuse { from, to, shared }: Reuse, decoder: &Decoder) -> Sequence {
+        let copy = if from == to { None } else { self.cache.get(from).cloned() };
+        let taken = self.cache.take(to);
+        let Some(copy) = copy else {
+            let sequence = taken.unwrap_or_else(|| Sequence::new(decoder, self.context));
+            if sequence.computed_tokens().len() > 2 * shared {
+                self.displace(Some(sequence.clone()));
+            }
+            return sequence;
+        };
+        self.displace(taken);
+        copy
     }
 
     fn displace(&self, sequence: Option<Sequence>) {

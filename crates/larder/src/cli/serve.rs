@@ -98,6 +98,9 @@ pub struct ServeArgs {
     /// Refuse requests for a model of another name, if only one is served
     #[arg(long, hide_short_help = true, help_heading = heading::SERVER)]
     pub strict_model: bool,
+    /// Keep the lines that Claude Code puts into system texts for its own servers: less of a prompt is cached
+    #[arg(long, hide_short_help = true, help_heading = heading::SERVER)]
+    pub keep_client_lines: bool,
     /// Keep the routing of the start: no client may change λ or the strategy
     #[arg(long, hide_short_help = true, help_heading = heading::SERVER)]
     pub lock_routing: bool,

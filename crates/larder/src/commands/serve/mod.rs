@@ -100,6 +100,7 @@ fn options(args: &ServeArgs) -> ServerOptions {
         process_bytes: memory::current,
         cors: args.cors.clone(),
         strict_model: args.strict_model,
+        keep_client_lines: args.keep_client_lines,
         lock_routing: args.lock_routing,
         is_local: false,
         with_tls: false,
