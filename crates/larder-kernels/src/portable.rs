@@ -60,7 +60,9 @@ fn blocks_of(panel: &Panel, x: &[&[Block]], out: &mut [Sums]) {
     }
 }
 
-/// `out[n][j] = fma(factors[n][i], rows[i][j], out[n][j])`, for one row after the other.
+/// `out[n][j] = fma(factors[n][i], rows[i][j], out[n][j])`, for one row after the other. Instruction sets compile it
+/// for columns that do not fill a register: without an instruction, each `fma` is a call.
+#[inline(always)]
 pub fn weighted_sums(rows: StridedRows, factors: &[&[f32]], out: &mut [&mut [f32]]) {
     for (factors, out) in factors.iter().zip(out) {
         for (row, factor) in rows.bytes.chunks(rows.row_bytes).zip(*factors) {
@@ -73,6 +75,7 @@ pub fn weighted_sums(rows: StridedRows, factors: &[&[f32]], out: &mut [&mut [f32
     }
 }
 
+#[inline(always)]
 fn add_row<const B: usize>(row: &[u8], factor: f32, out: &mut [f32], widen: impl Fn([u8; B]) -> f32) {
     out.iter_mut().zip(row.as_chunks::<B>().0).for_each(|(o, v)| *o = factor.mul_add(widen(*v), *o));
 }
