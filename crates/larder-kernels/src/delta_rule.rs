@@ -145,7 +145,7 @@ impl Columns<'_> {
         rows.iter().enumerate().for_each(|(i, row)| stored(i).copy_from_slice(&row[..self.width]));
     }
 
-    /// What is added to the state in the direction of the key of a token, for what the state knew of it.
+    /// The correction of the state in the direction of the key of a token, for what the state knew of it.
     fn correction(&self, token: usize, known: &DeltaRow) -> DeltaRow {
         let values = &self.head.values.of(token, self.sizes.v_dim)[self.first..][..self.width];
         let strength = self.head.strengths.of(token, 1)[0];

@@ -44,7 +44,7 @@ pub trait Tap {
         true
     }
 
-    /// What is being computed has come to `done` of `of` equal parts, which are the layers of a pass. Told before each
+    /// The computation has come to `done` of `of` equal parts, which are the layers of a pass. Told before each
     /// layer, but not by the layer for multi-token prediction.
     fn progress(&mut self, done: usize, of: usize) {
         let _ = (done, of);

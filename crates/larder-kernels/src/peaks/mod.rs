@@ -52,9 +52,9 @@ const LOOP_TIME: Duration = Duration::from_millis(300);
 
 /// The most arithmetic of a kind that this processor does.
 pub struct Peak {
-    /// What it does.
+    /// Name of the arithmetic.
     pub name: &'static str,
-    /// What is counted, as in FLOP per second: multiplications and additions.
+    /// The unit of the rate, as in FLOP per second: multiplications and additions.
     pub unit: &'static str,
     /// `None` if the processor has no instructions for it.
     of: Option<PeakLoop>,

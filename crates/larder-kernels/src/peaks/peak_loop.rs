@@ -1,4 +1,4 @@
-//! What is measured of an instruction set.
+//! The loop whose rate is the peak of an instruction set.
 
 /// Registers that are added to in turn, as many as an instruction set leaves: 16 has AVX2, and 32 NEON. Two units that
 /// take an addition each cycle and have its sum after five are busy with ten; Arm's processors have up to four units.

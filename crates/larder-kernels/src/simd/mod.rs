@@ -47,7 +47,7 @@ pub trait Simd: ByteLanes {
     const REGISTERS: usize;
     /// Tokens that are multiplied with two vectors of a strip at a time: up to 6, with one scale for each block.
     const STRIP_TOKENS: usize;
-    /// As many, with a scale for each half of a block.
+    /// Tokens, likewise, with a scale for each half of a block.
     const STRIP_TOKENS_IN_HALVES: usize;
 
     /// An f32 of each row.

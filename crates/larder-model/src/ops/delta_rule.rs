@@ -165,7 +165,7 @@ mod tests {
         0.5 + 0.5 * ((token * 31 + head * 7 + channel) as f32 * 0.37).cos().abs()
     }
 
-    /// What is prepared for a token, and its queries, keys and values.
+    /// The prepared values of a token, and its queries, keys and values.
     fn token(heads: DeltaHeads, token: usize) -> [Vec<f32>; 2] {
         let qkv = wave(TOKENS * heads.mixed(), 0.7)[token * heads.mixed()..][..heads.mixed()].to_vec();
         let decays = heads.v_heads * heads.k_dim;

@@ -10,7 +10,7 @@ use crate::print;
 /// Version of the JSON format.
 const FORMAT: &str = "larder-peaks-1";
 
-/// What was measured, with one, two, four, … and all threads.
+/// The rates with one, two, four, … and all threads.
 struct Measured {
     threads: Vec<usize>,
     rows: Vec<Row>,
@@ -19,7 +19,7 @@ struct Measured {
 /// The rates of one kind of work.
 struct Row {
     name: &'static str,
-    /// What is counted, as in GFLOP/s.
+    /// The unit of the rates, as in GFLOP/s.
     unit: &'static str,
     instructions: Option<&'static str>,
     /// Per second, for each number of threads; none if the processor cannot do it.

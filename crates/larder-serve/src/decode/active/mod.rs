@@ -262,7 +262,7 @@ impl<'m> ActiveRequest<'m> {
         self.exact.take()
     }
 
-    /// What is told how much of the prompt is computed, if the client has asked for that.
+    /// The reporter of how much of the prompt is computed, if the client has asked for that.
     pub fn reporter(&self) -> Option<Rc<ProgressReporter>> {
         self.reporter.clone()
     }
