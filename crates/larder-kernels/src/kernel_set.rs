@@ -115,6 +115,17 @@ impl UnavailableSet {
     }
 }
 
+/// The vectors of an instruction set.
+#[derive(Clone, Copy)]
+pub enum Vectors {
+    /// Those that every processor of the architecture has.
+    Common,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
 /// The kernels of one instruction set. All sets give the bits of [`portable`](crate::portable).
 #[derive(Clone, Copy)]
 pub struct KernelSet {
@@ -127,6 +138,8 @@ pub struct KernelSet {
     pub(crate) floats: fn(&[Panel], &[&[f32]], &mut [Sums]),
     /// Adds rows of floats to each output, each row times the output's factor for it, one row after the other.
     pub(crate) weighted_sums: WeightedSums,
+    /// Vectors for plain arithmetic.
+    pub(crate) vectors: Vectors,
     /// The delta rule.
     pub(crate) delta: DeltaKernels,
     /// Widens the first values of a row in `q8_0`.

@@ -27,14 +27,24 @@ use crate::dot::dot_of;
 use crate::formats::definition;
 use crate::formats::q8_0::widen_q8_0;
 use crate::kernel_set::{
-    DELTA_COLUMNS, DeltaKernels, DeltaRow, DeltaStep, KernelSet, StridedRows, Sums, UnavailableSet,
+    DELTA_COLUMNS, DeltaKernels, DeltaRow, DeltaStep, KernelSet, StridedRows, Sums, UnavailableSet, Vectors,
 };
 use crate::weights::Panel;
 
 /// The portable kernels.
 pub fn set() -> Result<KernelSet, UnavailableSet> {
     let delta = DeltaKernels { read: delta_read, step: delta_step };
-    Ok(KernelSet { name: "portable", blocks, strips: None, floats, weighted_sums, delta, widen_q8_0, quantise })
+    Ok(KernelSet {
+        name: "portable",
+        blocks,
+        strips: None,
+        floats,
+        weighted_sums,
+        delta,
+        widen_q8_0,
+        quantise,
+        vectors: Vectors::Common,
+    })
 }
 
 /// Products with quantised weights of any format.

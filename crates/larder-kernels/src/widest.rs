@@ -1,43 +1,53 @@
-//! Plain arithmetic, compiled for the widest vectors of the processor it runs on. Operations on floats are neither
-//! fused nor reordered by a compiler, so that bits are the same everywhere.
-#![allow(unsafe_code)]
+//! Plain arithmetic, compiled for the vectors of each instruction set. Operations on floats are neither fused nor
+//! reordered by a compiler, so that bits are the same everywhere.
+
+#[cfg(target_arch = "x86_64")]
+use crate::avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+use crate::avx512::Avx512;
+use crate::dispatch;
+use crate::kernel_set::Vectors;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{Simd, Task};
 
 /// Arithmetic that is compiled for several instruction sets.
 pub trait Arithmetic {
-    /// What it yields.
+    /// Its result.
     type Output;
 
     /// Must be `#[inline(always)]`, as must be what it calls.
     fn run(self) -> Self::Output;
 }
 
-/// Runs arithmetic with the widest vectors of this processor.
-#[cfg(target_arch = "x86_64")]
+/// Runs arithmetic with the vectors of the instruction set that this process uses.
 pub fn widest<A: Arithmetic>(arithmetic: A) -> A::Output {
-    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx2")]
-    fn with_avx512<A: Arithmetic>(arithmetic: A) -> A::Output {
-        arithmetic.run()
-    }
-    #[target_feature(enable = "avx2")]
-    fn with_avx2<A: Arithmetic>(arithmetic: A) -> A::Output {
-        arithmetic.run()
-    }
-    if is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512vl")
-        && is_x86_feature_detected!("avx512dq")
-    {
-        // SAFETY: the processor has the features that the function is compiled for.
-        unsafe { with_avx512(arithmetic) }
-    } else if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has the feature that the function is compiled for.
-        unsafe { with_avx2(arithmetic) }
-    } else {
-        arithmetic.run()
+    match dispatch::chosen().vectors {
+        Vectors::Common => arithmetic.run(),
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Avx2 => with(Avx2::<false>::detect(), arithmetic),
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Avx512 => with(Avx512::detect(), arithmetic),
     }
 }
 
-/// Runs arithmetic, with vectors that every processor of the architecture has.
-#[cfg(not(target_arch = "x86_64"))]
-pub fn widest<A: Arithmetic>(arithmetic: A) -> A::Output {
-    arithmetic.run()
+#[cfg(target_arch = "x86_64")]
+fn with<S: Simd, A: Arithmetic>(simd: Option<S>, arithmetic: A) -> A::Output {
+    let mut output = None;
+    let simd = simd.expect("the set was chosen because the processor has it");
+    simd.run(Plain { arithmetic, output: &mut output });
+    output.expect("the task has run")
+}
+
+#[cfg(target_arch = "x86_64")]
+struct Plain<'a, A: Arithmetic> {
+    arithmetic: A,
+    output: &'a mut Option<A::Output>,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<S, A: Arithmetic> Task<S> for Plain<'_, A> {
+    #[inline(always)]
+    fn run(self, _: S) {
+        *self.output = Some(self.arithmetic.run());
+    }
 }

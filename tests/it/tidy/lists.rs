@@ -67,7 +67,6 @@ pub const UNSAFE: &[&str] = &[
     "crates/larder-kernels/src/strip.rs",
     "crates/larder-kernels/src/thread_pool/mod.rs",
     "crates/larder-kernels/src/thread_pool/shared.rs",
-    "crates/larder-kernels/src/widest.rs",
     "crates/larder-store/src/files/page_cache.rs",
     "crates/larder-store/src/reader/arena/",
     "crates/larder-store/src/reader/overlapped.rs",

@@ -8,10 +8,9 @@ mod quantise;
 
 use larder_core::NumberFormat;
 
-use self::primitives::Avx2;
-pub use self::primitives::prefetch;
+pub use self::primitives::{Avx2, prefetch};
 use crate::block::{BLOCK, Block};
-use crate::kernel_set::{DeltaKernels, KernelSet, StridedRows, StripKernels, Sums, UnavailableSet};
+use crate::kernel_set::{DeltaKernels, KernelSet, StridedRows, StripKernels, Sums, UnavailableSet, Vectors};
 use crate::simd::blocks::check;
 use crate::simd::delta_rule::{read, step};
 use crate::simd::products::products;
@@ -38,7 +37,17 @@ fn of<const VNNI: bool>(name: &'static str) -> Result<KernelSet, UnavailableSet>
         multiply: |strip, x, first, sums| multiply(simd::<VNNI>(), strip, x, first, sums),
     };
     let blocks = |panels: &[Panel], x: &[&[Block]], out: &mut [Sums]| products(simd::<VNNI>(), panels, x, out);
-    Ok(KernelSet { name, blocks, strips: Some(strips), floats, weighted_sums, delta: DELTA, widen_q8_0, quantise })
+    Ok(KernelSet {
+        name,
+        blocks,
+        strips: Some(strips),
+        floats,
+        weighted_sums,
+        delta: DELTA,
+        widen_q8_0,
+        quantise,
+        vectors: Vectors::Avx2,
+    })
 }
 
 const DELTA: DeltaKernels = DeltaKernels {

@@ -8,9 +8,9 @@ mod quantise;
 
 use larder_core::NumberFormat;
 
-use self::primitives::Avx512;
+pub use self::primitives::Avx512;
 use crate::block::{BLOCK, Block};
-use crate::kernel_set::{DeltaKernels, KernelSet, StridedRows, StripKernels, Sums, UnavailableSet};
+use crate::kernel_set::{DeltaKernels, KernelSet, StridedRows, StripKernels, Sums, UnavailableSet, Vectors};
 use crate::simd::blocks::check;
 use crate::simd::delta_rule::{read, step};
 use crate::simd::products::products;
@@ -23,7 +23,17 @@ use crate::weights::Panel;
 pub fn set() -> Result<KernelSet, UnavailableSet> {
     let name = "avx512";
     Avx512::detect().ok_or_else(|| UnavailableSet::new(name, &Avx512::features()))?;
-    Ok(KernelSet { name, blocks, strips: Some(STRIPS), floats, weighted_sums, delta: DELTA, widen_q8_0, quantise })
+    Ok(KernelSet {
+        name,
+        blocks,
+        strips: Some(STRIPS),
+        floats,
+        weighted_sums,
+        delta: DELTA,
+        widen_q8_0,
+        quantise,
+        vectors: Vectors::Avx512,
+    })
 }
 
 const STRIPS: StripKernels = StripKernels {

@@ -19,7 +19,7 @@ use self::dots::{Sdot, Smull};
 use self::primitives::Neon;
 use crate::block::{BLOCK, Block};
 use crate::formats::q8_0::widen_q8_0;
-use crate::kernel_set::{DeltaKernels, KernelSet, StridedRows, StripKernels, Sums, UnavailableSet};
+use crate::kernel_set::{DeltaKernels, KernelSet, StridedRows, StripKernels, Sums, UnavailableSet, Vectors};
 use crate::simd::blocks::check;
 use crate::simd::delta_rule::{read, step};
 use crate::simd::products::products;
@@ -33,7 +33,17 @@ pub fn with_dot_products() -> Result<KernelSet, UnavailableSet> {
     let name = "neon+dotprod";
     Sdot::detect().ok_or_else(|| UnavailableSet::new(name, &[("dotprod", false)]))?;
     let (blocks, strips) = (blocks_with_dot_products, Some(STRIPS_WITH_DOT_PRODUCTS));
-    Ok(KernelSet { name, blocks, strips, floats, weighted_sums, delta: DELTA, widen_q8_0, quantise })
+    Ok(KernelSet {
+        name,
+        blocks,
+        strips,
+        floats,
+        weighted_sums,
+        delta: DELTA,
+        widen_q8_0,
+        quantise,
+        vectors: Vectors::Common,
+    })
 }
 
 /// The kernels that every 64-bit Arm processor can run.
