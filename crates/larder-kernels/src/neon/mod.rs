@@ -32,18 +32,7 @@ use crate::weights::Panel;
 pub fn with_dot_products() -> Result<KernelSet, UnavailableSet> {
     let name = "neon+dotprod";
     Sdot::detect().ok_or_else(|| UnavailableSet::new(name, &[("dotprod", false)]))?;
-    let (blocks, strips) = (blocks_with_dot_products, Some(STRIPS_WITH_DOT_PRODUCTS));
-    Ok(KernelSet {
-        name,
-        blocks,
-        strips,
-        floats,
-        weighted_sums,
-        delta: DELTA,
-        widen_q8_0,
-        quantise,
-        vectors: Vectors::Common,
-    })
+    Ok(KernelSet { name, blocks: blocks_with_dot_products, strips: Some(STRIPS_WITH_DOT_PRODUCTS), ..set()? })
 }
 
 /// The kernels that every 64-bit Arm processor can run.
@@ -57,6 +46,7 @@ pub fn set() -> Result<KernelSet, UnavailableSet> {
         delta: DELTA,
         widen_q8_0,
         quantise,
+        vectors: Vectors::Common,
     })
 }
 
