@@ -22,7 +22,7 @@ pub struct StripSums(pub [f32; STRIP_ROWS]);
 /// Some blocks of 32 rows, unpacked.
 #[repr(C, align(64))]
 pub struct Strip {
-    /// `[blocks][vectors][8][lanes]` runs of four bytes.
+    /// `[blocks][vectors][8][lanes]` runs of four bytes, those of a vector in an order that a set may choose.
     pub bytes: [u8; STRIP_BLOCKS * STRIP_ROWS * BLOCK],
     /// `[blocks][scales][rows]`
     pub scales: [f32; STRIP_BLOCKS * 2 * STRIP_ROWS],

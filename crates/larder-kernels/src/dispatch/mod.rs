@@ -18,6 +18,8 @@ const TABLE: &[fn() -> Result<KernelSet, UnavailableSet>] = &[
     #[cfg(target_arch = "x86_64")]
     crate::avx2::set,
     #[cfg(target_arch = "aarch64")]
+    crate::neon::with_matrix_products,
+    #[cfg(target_arch = "aarch64")]
     crate::neon::with_dot_products,
     #[cfg(target_arch = "aarch64")]
     crate::neon::set,
@@ -37,8 +39,8 @@ pub fn chosen() -> &'static KernelSet {
     CHOSEN.get_or_init(|| all().next().expect("every processor runs the portable kernels"))
 }
 
-/// The name of the instruction set whose kernels this process uses: `avx512`, `avx2+vnni`, `avx2`, `neon+dotprod`,
-/// `neon` or `portable`. They cannot be [chosen](KernelChoice::apply) any more.
+/// The name of the instruction set whose kernels this process uses: `avx512`, `avx2+vnni`, `avx2`, `neon+i8mm`,
+/// `neon+dotprod`, `neon` or `portable`. They cannot be [chosen](KernelChoice::apply) any more.
 pub fn instruction_set() -> &'static str {
     chosen().name
 }

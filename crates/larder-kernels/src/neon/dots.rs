@@ -10,6 +10,12 @@ use crate::simd::token_blocks::TokenBlocks;
 
 /// A way to sum products of bytes. A value of the type shows that this processor has the instructions.
 pub trait Dot: Copy {
+    /// Tokens that an instruction multiplies with the bytes of a strip.
+    const STRIP_STEP: usize = 1;
+
+    /// If the processor has the instructions.
+    fn detect() -> Option<Self>;
+
     /// Adds to the sums of each token the products of `len` (4 or 8) runs of weights from number `first` on with the
     /// activations that belong to them. Sums of `fit` products of a weight and an activation fit 16 bits.
     fn add<const N: usize>(
@@ -21,20 +27,55 @@ pub trait Dot: Copy {
         fit: usize,
         x: TokenBlocks<N>,
     ) -> [int32x4_t; N];
+
+    /// Eight runs of four rows in the order in which [`strip_sums`](Dot::strip_sums) takes their bytes.
+    #[inline(always)]
+    fn in_strip(self, w: &[uint8x16_t; 8]) -> [uint8x16_t; 8] {
+        *w
+    }
+
+    /// The sums of the products of part `part` of `PARTS` of a block of eight rows, whose bytes in that order are at
+    /// `bytes`, with a block of each token.
+    ///
+    /// # Safety
+    /// They are there.
+    #[inline(always)]
+    unsafe fn strip_sums<const PARTS: usize, const N: usize>(
+        self,
+        bytes: *const u8,
+        part: usize,
+        x: TokenBlocks<N>,
+    ) -> [[int32x4_t; N]; 2] {
+        let (first, len) = (8 / PARTS * part, 8 / PARTS);
+        // SAFETY: every processor has NEON; the bytes are there, as the caller guarantees.
+        unsafe {
+            let mut sums = [[vdupq_n_s32(0); N]; 2];
+            for v in 0..2 {
+                let mut w = [vdupq_n_u8(0); 8];
+                for k in first..first + len {
+                    w[k] = vld1q_u8(bytes.add(16 * (8 * v + k)));
+                }
+                sums[v] = self.add(sums[v], &w, first, len, fitting(128), x);
+            }
+            sums
+        }
+    }
+}
+
+/// How many products of an activation and a weight of at most this magnitude have a sum that fits 16 bits.
+pub const fn fitting(max: u8) -> usize {
+    i16::MAX as usize / (127 * max as usize)
 }
 
 /// With dot products of four bytes: optional in ARMv8.2, always present from ARMv8.4 on.
 #[derive(Clone, Copy)]
 pub struct Sdot(());
 
-impl Sdot {
-    /// If the processor has the instruction.
-    pub fn detect() -> Option<Self> {
+impl Dot for Sdot {
+    fn detect() -> Option<Self> {
         is_aarch64_feature_detected!("dotprod").then_some(Sdot(()))
     }
-}
 
-impl Dot for Sdot {
     #[inline(always)]
     fn add<const N: usize>(
         self,
@@ -94,6 +135,10 @@ unsafe fn sdot<const I: usize>(mut sum: int32x4_t, w: uint8x16_t, x: int8x16_t) 
 pub struct Smull;
 
 impl Dot for Smull {
+    fn detect() -> Option<Self> {
+        Some(Smull)
+    }
+
     #[inline(always)]
     fn add<const N: usize>(
         self,

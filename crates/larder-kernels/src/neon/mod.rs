@@ -1,8 +1,7 @@
-//! Kernels for 64-bit Arm processors: with NEON, which all of them have, and with dot products of bytes where
-//! available.
+//! Kernels for 64-bit Arm processors: with NEON, which all of them have, and with dot products of bytes and matrix
+//! products of bytes (i8mm) where available.
 //!
-//! Matrix products of bytes (i8mm), which some have as well, are not used: they take two rows and two tokens side by
-//! side, and arranging those costs as many instructions as are saved.
+//! Matrix products are for strips: they take two rows and two tokens side by side. Single tokens have dot products.
 //!
 //! They were checked by emulation (`scripts/check/cross.sh test`), and never timed.
 #![allow(unsafe_code)]
@@ -10,12 +9,16 @@
 mod bytes;
 mod dots;
 mod floats;
+mod matrix_products;
 mod primitives;
 mod quantise;
 
+use std::arch::is_aarch64_feature_detected;
+
 use larder_core::NumberFormat;
 
-use self::dots::{Sdot, Smull};
+use self::dots::{Dot, Sdot, Smull};
+use self::matrix_products::Smmla;
 use self::primitives::Neon;
 use crate::block::{BLOCK, Block};
 use crate::formats::q8_0::widen_q8_0;
@@ -28,19 +31,27 @@ use crate::simd::weighted_sums::weighted_sums as add_weighted;
 use crate::simd::{BF16, F16, F32};
 use crate::weights::Panel;
 
+/// The kernels that use matrix products of bytes for strips and dot products of bytes, if this processor has both.
+pub fn with_matrix_products() -> Result<KernelSet, UnavailableSet> {
+    let name = "neon+i8mm";
+    let has = [("dotprod", Sdot::detect().is_some()), ("i8mm", is_aarch64_feature_detected!("i8mm"))];
+    Smmla::detect().ok_or_else(|| UnavailableSet::new(name, &has))?;
+    Ok(KernelSet { name, strips: Some(strips::<Smmla>()), ..with_dot_products()? })
+}
+
 /// The kernels that use dot products of bytes, if this processor has them.
 pub fn with_dot_products() -> Result<KernelSet, UnavailableSet> {
     let name = "neon+dotprod";
     Sdot::detect().ok_or_else(|| UnavailableSet::new(name, &[("dotprod", false)]))?;
-    Ok(KernelSet { name, blocks: blocks_with_dot_products, strips: Some(STRIPS_WITH_DOT_PRODUCTS), ..set()? })
+    Ok(KernelSet { name, blocks: blocks::<Sdot>, strips: Some(strips::<Sdot>()), ..set()? })
 }
 
 /// The kernels that every 64-bit Arm processor can run.
 pub fn set() -> Result<KernelSet, UnavailableSet> {
     Ok(KernelSet {
         name: "neon",
-        blocks,
-        strips: Some(STRIPS),
+        blocks: blocks::<Smull>,
+        strips: Some(strips::<Smull>()),
         floats,
         weighted_sums,
         delta: DELTA,
@@ -55,28 +66,20 @@ const DELTA: DeltaKernels = DeltaKernels {
     step: |state, token| step(Neon(Smull), state, token),
 };
 
-const STRIPS: StripKernels = StripKernels {
-    least: 2,
-    unpack: |panels, blocks, next, strip| unpack(Neon(Smull), panels, blocks, next, strip),
-    multiply: |strip, x, first, sums| multiply(Neon(Smull), strip, x, first, sums),
-};
-
-const STRIPS_WITH_DOT_PRODUCTS: StripKernels = StripKernels {
-    least: 2,
-    unpack: |panels, blocks, next, strip| unpack(dot_products(), panels, blocks, next, strip),
-    multiply: |strip, x, first, sums| multiply(dot_products(), strip, x, first, sums),
-};
-
-fn dot_products() -> Neon<Sdot> {
-    Neon(Sdot::detect().expect("the set was chosen because the processor has them"))
+fn strips<D: Dot>() -> StripKernels {
+    StripKernels {
+        least: 2,
+        unpack: |panels, blocks, next, strip| unpack(simd::<D>(), panels, blocks, next, strip),
+        multiply: |strip, x, first, sums| multiply(simd::<D>(), strip, x, first, sums),
+    }
 }
 
-fn blocks_with_dot_products(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
-    products(dot_products(), panels, x, out);
+fn simd<D: Dot>() -> Neon<D> {
+    Neon::detect().expect("the set was chosen because the processor has its instructions")
 }
 
-fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
-    products(Neon(Smull), panels, x, out);
+fn blocks<D: Dot>(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
+    products(simd::<D>(), panels, x, out);
 }
 
 fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {

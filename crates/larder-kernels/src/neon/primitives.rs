@@ -9,7 +9,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::dots::Dot;
+use super::dots::{Dot, fitting};
 use super::floats;
 use crate::simd::blocks::Blocks;
 use crate::simd::byte_lanes::ByteLanes;
@@ -25,18 +25,9 @@ pub struct Neon<D>(pub D);
 const LANES: usize = 4;
 
 impl<D: Dot> Neon<D> {
-    /// The dot products of `len` runs from number `first` on, whose magnitudes are at most `max`, added to `start`.
-    #[inline(always)]
-    fn add_dots<const N: usize>(
-        self,
-        start: [int32x4_t; N],
-        w: &[uint8x16_t; 8],
-        (first, len): (usize, usize),
-        max: u8,
-        x: TokenBlocks<N>,
-    ) -> [int32x4_t; N] {
-        let fit = i16::MAX as usize / (127 * max as usize);
-        self.0.add(start, w, first, len, fit, x)
+    /// If the processor has the instructions.
+    pub fn detect() -> Option<Self> {
+        D::detect().map(Neon)
     }
 }
 
@@ -45,6 +36,7 @@ impl<D: Dot> Simd for Neon<D> {
     const REGISTERS: usize = 32;
     const STRIP_TOKENS: usize = 4;
     const STRIP_TOKENS_IN_HALVES: usize = 4;
+    const STRIP_STEP: usize = D::STRIP_STEP;
     type Floats = float32x4_t;
 
     fn run<T: Task<Self>>(self, task: T) {
@@ -173,7 +165,7 @@ impl<D: Dot> Simd for Neon<D> {
                         sums[t] = vdupq_n_s32(x.begin::<OFFSET, PARTS>(t, part));
                     }
                 }
-                let sums = self.add_dots(sums, w, (8 / PARTS * part, 8 / PARTS), MAX, x);
+                let sums = self.0.add(sums, w, 8 / PARTS * part, 8 / PARTS, fitting(MAX), x);
                 for t in 0..N {
                     dots[part][t] = vcvtq_f32_s32(sums[t]);
                 }
@@ -202,7 +194,7 @@ impl<D: Dot> Simd for Neon<D> {
 
     #[inline(always)]
     fn store_signed(self, w: &[uint8x16_t; 8], to: &mut [u8]) -> (usize, i32) {
-        for (w, to) in w.iter().zip(to.as_chunks_mut::<16>().0) {
+        for (w, to) in self.0.in_strip(w).iter().zip(to.as_chunks_mut::<16>().0) {
             // SAFETY: see `Neon`; sixteen bytes.
             unsafe { vst1q_u8(to.as_mut_ptr(), *w) };
         }
@@ -219,15 +211,11 @@ impl<D: Dot> Simd for Neon<D> {
     ) -> [[float32x4_t; N]; 2] {
         // SAFETY: see `Neon`; the bytes are there, as the caller guarantees.
         unsafe {
+            let sums = self.0.strip_sums::<PARTS, N>(bytes, part, x);
             let mut dots = [[vdupq_n_f32(0.0); N]; 2];
             for v in 0..2 {
-                let mut w = [vdupq_n_u8(0); 8];
-                for k in 8 / PARTS * part..8 / PARTS * (part + 1) {
-                    w[k] = vld1q_u8(bytes.add(16 * (8 * v + k)));
-                }
-                let sums = self.add_dots([vdupq_n_s32(0); N], &w, (8 / PARTS * part, 8 / PARTS), 128, x);
                 for t in 0..N {
-                    dots[v][t] = vcvtq_f32_s32(sums[t]);
+                    dots[v][t] = vcvtq_f32_s32(sums[v][t]);
                 }
             }
             dots

@@ -39,6 +39,8 @@ const BYTES: Loops = &[
     #[cfg(target_arch = "x86_64")]
     avx2::bytes,
     #[cfg(target_arch = "aarch64")]
+    neon::matrices,
+    #[cfg(target_arch = "aarch64")]
     neon::bytes,
 ];
 

@@ -49,6 +49,8 @@ pub trait Simd: ByteLanes {
     const STRIP_TOKENS: usize;
     /// Tokens, likewise, with a scale for each half of a block.
     const STRIP_TOKENS_IN_HALVES: usize;
+    /// Tokens, likewise, that an instruction multiplies; both numbers are multiples of it.
+    const STRIP_STEP: usize = 1;
 
     /// An f32 of each row.
     type Floats: Copy;

@@ -134,9 +134,10 @@ pub fn multiply<S: Simd>(simd: S, strip: &Strip, x: &[&[Block]], first: usize, s
     assert!(x.len() == sums.len(), "there is a sum for each token");
     assert!(x.iter().all(|x| first + strip.blocks <= x.len()), "activations are shorter than the strip");
     let parts = x.len().div_ceil(most::<S>(strip.form.scales));
+    let begin = |part: usize| (x.len() * part / parts).next_multiple_of(S::STRIP_STEP).min(x.len());
     let mut rest = sums;
     for part in 0..parts {
-        let tokens = x.len() * part / parts..x.len() * (part + 1) / parts;
+        let tokens = begin(part)..begin(part + 1);
         let (sums, behind) = rest.split_at_mut(tokens.len());
         rest = behind;
         let task = SomeTokens { strip, x: &x[tokens], first, sums };

@@ -17,6 +17,7 @@ impl<const N: usize> TokenBlocks<'_, N> {
     }
 
     /// As [`begin`](TokenBlocks::begin), with an offset that is known later.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub fn begin_at<const PARTS: usize>(&self, t: usize, part: usize, offset: i32) -> i32 {
         let raised = if PARTS == 1 { self.0[t].raised } else { self.0[t].raised_halves[part] };
