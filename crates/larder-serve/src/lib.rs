@@ -51,6 +51,7 @@ pub use net::listener::ServerListener;
 pub use net::tls::{TlsError, TlsIdentity};
 pub use options::{ApiKey, ServerOptions, TOKENIZER_THREADS};
 pub use pool::{ModelLoader, ModelSource, OnDemandModels, PlannedModel};
+pub use prompt::turns::PINS;
 pub use sequences::sessions::SessionDisk;
 pub use server::serve;
 pub use upstream::{UpstreamAddress, UpstreamOptions};

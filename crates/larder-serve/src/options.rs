@@ -21,8 +21,10 @@ const BODIES_BYTES_MAX: usize = 64 << 20;
 pub struct ServerOptions {
     /// Requests generated concurrently.
     pub parallel: usize,
-    /// Sequences with a KV cache, active requests included: the size of the prefix cache.
+    /// Sequences for which there is memory if they share none, active requests included.
     pub sessions: usize,
+    /// Sequences that the prefix cache has at most, active requests included.
+    pub slots: usize,
     /// Time that a step with prompts may take while other requests decode.
     pub step_time: Duration,
     /// Where sequences are saved that leave the prefix cache; `None` for nowhere.

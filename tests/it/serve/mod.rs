@@ -26,6 +26,7 @@ mod structured;
 mod tool_calls;
 mod tools;
 mod upstream;
+mod warm;
 
 use std::fs;
 

@@ -10,13 +10,15 @@ pub const KV_PAGE_TOKENS: usize = 64;
 pub struct CheckpointPolicy {
     /// Tokens from one checkpoint to the next; at least one.
     pub every: usize,
-    /// The most checkpoints of a sequence; 0 for none.
+    /// The most of these checkpoints of a sequence; 0 for none.
     pub most: usize,
+    /// The most further checkpoints, at positions that are pinned; windows have these as well.
+    pub pins: usize,
 }
 
 impl Default for CheckpointPolicy {
     fn default() -> Self {
-        CheckpointPolicy { every: 256, most: 4 }
+        CheckpointPolicy { every: 256, most: 4, pins: 0 }
     }
 }
 
@@ -184,7 +186,31 @@ impl SequenceMemory {
         growing.saturating_add(self.always.bytes(kind)).saturating_add(self.windows.iter().map(of).sum())
     }
 
-    /// Bytes of the recurrent state of a sequence of `tokens` tokens, with all its checkpoints.
+    /// Bytes of a pinned checkpoint, if its rows are in `kind`: a recurrent state, and the pages of windows.
+    pub fn pinned_bytes(&self, kind: NumberFormat) -> u64 {
+        let windows = self.windows.iter().filter(|window| window.positions < usize::MAX);
+        let pages = |window: &WindowRows| (window.window.div_ceil(KV_PAGE_TOKENS) + 1) as u64;
+        let windows = windows.map(|window| pages(window).saturating_mul(window.per_page.bytes(kind)));
+        windows.fold(self.always.bytes(kind), u64::saturating_add).saturating_add(self.state_bytes as u64)
+    }
+
+    /// The most bytes by which a sequence of `from` tokens that shares all its memory grows when those up to `to` are
+    /// computed, of which `pins` are pinned.
+    pub fn growth_bytes(
+        &self,
+        (from, to, pins): (usize, usize, usize),
+        kind: NumberFormat,
+        checkpoints: &CheckpointPolicy,
+    ) -> u64 {
+        let pages = (to.div_ceil(KV_PAGE_TOKENS) - from / KV_PAGE_TOKENS) as u64;
+        let windows = self.windows.iter().fold(self.per_page, |all, window| all.plus(window.per_page));
+        let regular = checkpoints.most.min(to / checkpoints.every.max(1) - from / checkpoints.every.max(1));
+        let states = (1 + regular + pins) as u64;
+        let rows = pages.saturating_mul(windows.bytes(kind)).saturating_add(self.always.bytes(kind));
+        rows.saturating_add(states.saturating_mul(self.state_bytes as u64))
+    }
+
+    /// Bytes of the recurrent state of a sequence of `tokens` tokens, with all its regular checkpoints.
     pub fn recurrent_bytes(&self, tokens: usize, checkpoints: &CheckpointPolicy) -> u64 {
         (1 + checkpoints.count(tokens) as u64).saturating_mul(self.state_bytes as u64)
     }
@@ -253,7 +279,7 @@ mod tests {
 
     #[test]
     fn checkpoints_are_dense_near_the_end() {
-        let (policy, mut at) = (CheckpointPolicy { every: 10, most: 4 }, Vec::new());
+        let (policy, mut at) = (CheckpointPolicy { every: 10, most: 4, pins: 0 }, Vec::new());
         for position in (10..=1000).step_by(10) {
             at.push(position);
             if let Some(i) = policy.superfluous(&at) {
@@ -262,7 +288,7 @@ mod tests {
             assert!(at.len() <= 4 && at.last() == Some(&position));
         }
         assert!(at[3] - at[2] <= 20 && at[0] > 0 && at[0] < 900, "{at:?}");
-        assert_eq!(CheckpointPolicy { every: 10, most: 0 }.superfluous(&[10]), Some(0));
+        assert_eq!(CheckpointPolicy { every: 10, most: 0, pins: 0 }.superfluous(&[10]), Some(0));
         assert_eq!([0, 9, 10, 19].map(|at| policy.next(at)), [10, 10, 20, 20]);
     }
 }

@@ -119,6 +119,27 @@ impl Sequence {
         common_prefix_len(&self.tokens, prompt)
     }
 
+    /// How many of the tokens of the common prefix with `prompt` need not be computed again if the sequence goes back to
+    /// it.
+    pub fn reusable_prefix(&self, prompt: &[u32]) -> usize {
+        self.cache.keepable(self.common_prefix(prompt))
+    }
+
+    /// Takes these positions, ascending, as the ones to which recurrent states and windows shall be able to go back.
+    pub fn pin(&mut self, positions: Vec<usize>) {
+        self.cache.pin(positions);
+    }
+
+    /// Positions to pin among the next `tokens`.
+    pub fn pins_within(&self, tokens: usize) -> usize {
+        self.cache.pins_within(tokens)
+    }
+
+    /// Gives the memory of pinned positions back; false if there are none.
+    pub fn unpin(&mut self) -> bool {
+        self.cache.unpin()
+    }
+
     /// Tokens that still fit into the context.
     pub fn remaining(&self) -> usize {
         self.context - self.tokens.len()

@@ -5,7 +5,7 @@
 //! | bytes | |
 //! |---|---|
 //! | 16 | `larder sequence\n` |
-//! | 8 | version of the format, 2 |
+//! | 8 | version of the format, 3 |
 //! | 8 | number of the definition of products ([`DEFINITION`]) |
 //! | 16, 16 | digests of the model and of the settings ([`SequenceOrigin`]) |
 //! | 8 | number of tokens |
@@ -28,7 +28,7 @@ use twox_hash::{XxHash3_64, XxHash3_128};
 use super::Sequence;
 
 const MAGIC: [u8; 16] = *b"larder sequence\n";
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 /// Bytes before the tokens.
 const HEAD_BYTES: usize = 104;
 /// Bytes of the checksum at the end.

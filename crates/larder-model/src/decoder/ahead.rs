@@ -129,6 +129,7 @@ impl Decoder {
     ) -> Result<BegunStep> {
         let mut spans = [span];
         self.check(&spans)?;
+        spans[0].cache.begin(1);
         let begun = self.begin_checked(&mut spans, input, experts, tap).inspect_err(|_| self.drop_steps())?;
         let [span] = spans;
         span.cache.len += span.tokens.len();

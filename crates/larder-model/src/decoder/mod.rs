@@ -234,6 +234,7 @@ impl Decoder {
         if self.stack.encoder.is_some() {
             return Err(ModelError::Request("a model with an encoder has no made-up context".into()));
         }
+        cache.begin(tokens);
         for (i, (layer, state)) in self.stack.layers.iter().zip(&mut cache.layers).enumerate() {
             if let Some(mixer) = &layer.mixer {
                 mixer.part.fill(state, tokens, &mut Rng::with_stream(seed, i as u64))?;
@@ -283,6 +284,7 @@ impl Decoder {
         tap: &mut dyn Tap,
     ) -> Result<Logits> {
         self.check(spans)?;
+        spans.iter_mut().for_each(|span| span.cache.begin(span.tokens.len()));
         if let Some(encoder) = &self.stack.encoder {
             return self.step_with_encoder(encoder, spans, best, experts, tap);
         }

@@ -1,13 +1,15 @@
 //! Rows that a layer keeps of a sequence beside keys and values: the keys of an indexer, compressed entries, buffers.
 
 use std::io::{self, Write};
+use std::ops::Range;
 use std::sync::Arc;
 
 use larder_core::{KV_PAGE_TOKENS, Rng};
 
-use super::{AuxiliaryShape, KvPool, KvRows, RowShape, made_up};
+use super::{AuxiliaryShape, KvPool, KvRows, PinnedRows, RowShape, made_up};
 use crate::device::Place;
 use crate::error::Result;
+use crate::kv::rows::needed_rows;
 use crate::kv::{SavedState, SavedStateError};
 
 /// The auxiliary rows of one kind that a layer has of a sequence.
@@ -45,26 +47,34 @@ impl AuxiliaryRows {
         while self.rows.len() < wanted {
             let count = KV_PAGE_TOKENS.min(wanted - self.rows.len());
             self.append(&made_up(count * heads * width, rng))?;
-            self.release_unneeded();
+            self.release_unneeded(&[]);
         }
         Ok(())
     }
 
-    /// Gives the pages back whose rows no later token needs, save a few for the sake of rewinding.
-    pub fn release_unneeded(&mut self) {
+    /// Gives the pages back whose rows no later token needs, nor one behind a pinned position, save a few for the sake
+    /// of rewinding.
+    pub(super) fn release_unneeded(&mut self, pinned: &[usize]) {
         let tokens = self.rows.len().saturating_mul(self.shape.tokens_per_row);
         let first = self.shape.mask.first_visible(tokens).saturating_sub(self.kept_behind);
-        self.rows.release_before(first / self.shape.tokens_per_row);
+        let pinned: PinnedRows = pinned.iter().map(|at| self.needed(*at)).collect();
+        self.rows.release_before(first / self.shape.tokens_per_row, &pinned);
     }
 
     /// Whether the rows are there that are needed after `tokens` tokens.
     pub(super) fn can_keep(&self, tokens: usize) -> bool {
-        self.rows.first_position() <= self.shape.first_needed(tokens)
+        self.rows.has(&self.needed(tokens))
     }
 
     /// Keeps the rows of the first `tokens` tokens.
     pub(super) fn truncate(&mut self, tokens: usize) {
-        self.rows.truncate(tokens / self.shape.tokens_per_row);
+        self.rows.truncate(self.needed(tokens));
+    }
+
+    /// The rows that are needed after `tokens` tokens.
+    fn needed(&self, tokens: usize) -> Range<usize> {
+        let rows = tokens / self.shape.tokens_per_row;
+        needed_rows(self.shape.first_needed(tokens), rows)
     }
 
     /// Writes the rows that are stored; nothing if there are none yet.

@@ -7,7 +7,7 @@ use larder_core::{NumberFormat, Rng};
 use larder_kernels::{narrow, widen};
 
 use super::pool::KvPage;
-use super::{KvPool, StateLens, made_up};
+use super::{KeptPositions, KvPool, StateLens, made_up};
 use crate::error::Result;
 use crate::kv::{SavedState, SavedStateError};
 use crate::ops::StateSpan;
@@ -18,7 +18,7 @@ pub struct RecurrentState {
     pool: Arc<KvPool>,
     /// `None` before the first token.
     current: Option<Arc<Snapshot>>,
-    /// Earlier states at multiples of [`CheckpointPolicy::every`](larder_core::CheckpointPolicy::every), ascending.
+    /// Earlier states, ascending.
     checkpoints: Vec<Arc<Snapshot>>,
 }
 
@@ -37,30 +37,34 @@ impl RecurrentState {
     }
 
     /// The page of the state, and those of its checkpoints, for the next `tokens` tokens, which an operation takes in
-    /// from row `first_row` on.
-    pub(crate) fn extend(&mut self, tokens: usize, lens: StateLens, first_row: usize) -> Result<StateSpan> {
-        let (policy, start) = (self.pool.checkpoints(), self.tokens());
+    /// from row `first_row` on. A checkpoint for which there is no memory is left out.
+    pub(crate) fn extend(
+        &mut self,
+        tokens: usize,
+        lens: StateLens,
+        first_row: usize,
+        kept: &KeptPositions,
+    ) -> Result<StateSpan> {
+        let start = self.tokens();
         let end = start + tokens;
-        let mut kept: Vec<usize> = self.checkpoints.iter().map(|checkpoint| checkpoint.tokens).collect();
-        let mut due = policy.next(start);
-        while due <= end {
-            kept.push(due);
-            policy.superfluous(&kept).map(|superfluous| kept.remove(superfluous));
-            due = policy.next(due);
-        }
-        self.checkpoints.retain(|checkpoint| kept.contains(&checkpoint.tokens));
+        self.keep_only(kept);
         let page = self.writable(lens, end)?;
         let mut copies = Vec::new();
-        for at in kept.into_iter().filter(|at| *at > start) {
+        for at in kept.within(start, end) {
             if at == end {
                 self.checkpoints.extend(self.current.clone());
                 continue;
             }
-            let copy = self.pool.page(lens.page_shape(), self.pool.state_place())?;
+            let Ok(copy) = self.pool.page(lens.page_shape(), self.pool.state_place()) else { continue };
             copies.push((at - start, copy.id()));
             self.checkpoints.push(Arc::new(Snapshot { tokens: at, page: copy }));
         }
         Ok(StateSpan { page, recurrence_at: lens.window, first_row, tokens, copies })
+    }
+
+    /// Gives the checkpoints back that are not kept.
+    pub fn keep_only(&mut self, kept: &KeptPositions) {
+        self.checkpoints.retain(|checkpoint| kept.contains(checkpoint.tokens));
     }
 
     /// A copy of the recurrence, which is zeros before the first token. Waits for a device that has it.
@@ -71,8 +75,8 @@ impl RecurrentState {
 
     /// Takes in `tokens` tokens that were not computed: at each checkpoint and at the end the state has values of
     /// `rng`.
-    pub fn fill(&mut self, tokens: usize, lens: StateLens, rng: &mut Rng) -> Result<()> {
-        let span = self.extend(tokens, lens, 0)?;
+    pub fn fill(&mut self, tokens: usize, lens: StateLens, rng: &mut Rng, kept: &KeptPositions) -> Result<()> {
+        let span = self.extend(tokens, lens, 0, kept)?;
         for page in span.copies.iter().map(|(_, page)| *page).chain([span.page]) {
             let values = made_up(lens.window + lens.recurrence, rng);
             self.pool.pages(self.pool.state_place()).append(page, 0, &bytes_of(&values))?;
@@ -96,15 +100,15 @@ impl RecurrentState {
         Ok(())
     }
 
-    /// The state after `len` tokens that [`save`](Self::save) wrote. Of its checkpoints the latest are kept, as many as
-    /// the policy has.
+    /// The state after `len` tokens that [`save`](Self::save) wrote, with the checkpoints that are kept.
     pub(crate) fn load(
         pool: &Arc<KvPool>,
         lens: StateLens,
         len: usize,
+        kept: &KeptPositions,
         from: &mut SavedState,
     ) -> Result<Self, SavedStateError> {
-        let (mut loaded, policy) = (RecurrentState::new(pool), pool.checkpoints());
+        let mut loaded = RecurrentState::new(pool);
         for _ in 0..from.u32()? {
             let tokens = from.u64()?;
             if tokens > len as u64 || tokens as usize <= loaded.tokens() {
@@ -114,11 +118,8 @@ impl RecurrentState {
             let page = pool.page(lens.page_shape(), pool.state_place())?;
             page.write(0, &bytes_of(&from.floats(lens.window + lens.recurrence)?))?;
             loaded.current = Some(Arc::new(Snapshot { tokens: tokens as usize, page }));
-            if tokens < len as u64 || policy.next(len - 1) == len {
+            if kept.contains(tokens as usize) {
                 loaded.checkpoints.extend(loaded.current.clone());
-            }
-            if loaded.checkpoints.len() > policy.most {
-                loaded.checkpoints.remove(0);
             }
         }
         match loaded.tokens() {
@@ -191,8 +192,14 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
 #[cfg(test)]
 impl RecurrentState {
     /// Takes in tokens: `step` changes the state by each.
-    pub(super) fn take_in(&mut self, tokens: usize, lens: StateLens, mut step: impl FnMut(&mut [f32], usize)) {
-        let span = self.extend(tokens, lens, 3).unwrap();
+    pub(super) fn take_in(
+        &mut self,
+        tokens: usize,
+        lens: StateLens,
+        kept: &KeptPositions,
+        mut step: impl FnMut(&mut [f32], usize),
+    ) {
+        let span = self.extend(tokens, lens, 3, kept).unwrap();
         assert_eq!((span.recurrence_at, span.first_row, span.tokens), (lens.window, 3, tokens));
         let memory = self.pool.pages(self.pool.state_place());
         let (mut bytes, mut values) = (vec![0; lens.bytes()], vec![0.0; lens.window + lens.recurrence]);
@@ -216,13 +223,14 @@ mod tests {
     use super::*;
     use crate::device::DeviceAttention;
     use crate::fake::FakeAttention;
-    use crate::kv::KvFormat;
+    use crate::kv::{Checkpoints, KvFormat};
 
     const LENS: StateLens = StateLens { window: 1, recurrence: 2 };
 
     /// Takes in the next tokens: the state remembers their number and their sum.
-    fn go(state: &mut RecurrentState, tokens: Range<usize>) {
-        state.take_in(tokens.len(), LENS, |values, i| {
+    fn go(state: &mut RecurrentState, checkpoints: &mut Checkpoints, tokens: Range<usize>) {
+        checkpoints.advance(tokens.start, tokens.end);
+        state.take_in(tokens.len(), LENS, checkpoints.kept(), |values, i| {
             let token = (tokens.start + i) as f32;
             values.copy_from_slice(&[token, values[1] + 1.0, values[2] + token]);
         });
@@ -236,20 +244,21 @@ mod tests {
     fn checkpoints_do_not_depend_on_pieces() {
         let device = || Some(Arc::new(FakeAttention::new(1 << 20)) as Arc<dyn DeviceAttention>);
         for (chunk, device) in [1, 3, 5, 7, 23].into_iter().flat_map(|chunk| [(chunk, None), (chunk, device())]) {
-            let policy = CheckpointPolicy { every: 5, most: 3 };
+            let policy = CheckpointPolicy { every: 5, most: 3, pins: 0 };
             let pool = KvPool::new(KvFormat::F32, policy, None, (Arc::default(), device));
-            let mut state = RecurrentState::new(&pool);
+            let (mut state, mut kept) = (RecurrentState::new(&pool), Checkpoints::new(policy));
             for start in (0..23).step_by(chunk) {
-                go(&mut state, start..(start + chunk).min(23));
+                go(&mut state, &mut kept, start..(start + chunk).min(23));
             }
             let at: Vec<usize> = state.checkpoints.iter().map(|checkpoint| checkpoint.tokens).collect();
             assert_eq!(at, [10, 15, 20]);
             assert_eq!((values(&state), state.bytes(), pool.usage().state_bytes), (vec![22.0, 23.0, 253.0], 48, 48));
             assert_eq!([23, 22, 19, 14, 4].map(|len| state.keepable(len)), [23, 20, 15, 10, 0]);
             state.truncate(15);
+            kept.truncate(15);
             assert_eq!((values(&state), state.bytes()), (vec![14.0, 15.0, 105.0], 24));
             let mut fork = state.clone();
-            go(&mut fork, 15..16);
+            go(&mut fork, &mut kept, 15..16);
             assert_eq!((values(&state), values(&fork)), (vec![14.0, 15.0, 105.0], vec![15.0, 16.0, 120.0]));
             assert_eq!(pool.usage().state_bytes, 36);
             fork.truncate(0);
@@ -263,10 +272,11 @@ mod tests {
 
     #[test]
     fn a_policy_without_checkpoints_keeps_none() {
-        let pool = KvPool::new(KvFormat::F32, CheckpointPolicy { every: 5, most: 0 }, Some(12), Default::default());
+        let policy = CheckpointPolicy { every: 5, most: 0, pins: 0 };
+        let pool = KvPool::new(KvFormat::F32, policy, Some(12), Default::default());
         let mut state = RecurrentState::new(&pool);
-        go(&mut state, 0..23);
+        go(&mut state, &mut Checkpoints::new(policy), 0..23);
         assert_eq!((state.keepable(23), state.keepable(22), state.bytes()), (23, 0, 12));
-        assert!(state.clone().extend(1, LENS, 0).is_err(), "a second state does not fit");
+        assert!(state.clone().extend(1, LENS, 0, &KeptPositions::default()).is_err(), "a second state does not fit");
     }
 }

@@ -1,6 +1,7 @@
 //! Growing rows of keys or values, in pages that sequences share until one of them writes.
 
 use std::io::{self, Write};
+use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -28,13 +29,24 @@ pub struct KvRows {
     pages: Vec<Arc<KvPage>>,
     /// Their numbers.
     ids: Arc<Vec<usize>>,
+    /// Pages before the first one that pinned positions need, and their indices, ascending.
+    behind: Vec<(usize, Arc<KvPage>)>,
     len: usize,
 }
 
 impl KvRows {
     /// No rows yet, and no memory. With a place on a device the pool has one.
     pub fn new(pool: &Arc<KvPool>, place: Place) -> Self {
-        KvRows { pool: pool.clone(), place, shape: None, first_page: 0, pages: Vec::new(), ids: Arc::default(), len: 0 }
+        KvRows {
+            pool: pool.clone(),
+            place,
+            shape: None,
+            first_page: 0,
+            pages: Vec::new(),
+            ids: Arc::default(),
+            behind: Vec::new(),
+            len: 0,
+        }
     }
 
     /// Where the rows are.
@@ -54,7 +66,7 @@ impl KvRows {
 
     /// Bytes of the pages, shared ones included.
     pub fn bytes(&self) -> usize {
-        self.shape.map_or(0, |shape| shape.bytes()) * self.pages.len()
+        self.shape.map_or(0, |shape| shape.bytes()) * (self.pages.len() + self.behind.len())
     }
 
     /// The values of rows: `[positions, heads, width]`. The caller guarantees that they are stored. Waits for a device
@@ -78,25 +90,45 @@ impl KvRows {
         Ok(values)
     }
 
-    /// Keeps the positions before `len` and gives the pages of the others back. The caller guarantees that `len` is not
-    /// before the first position stored, or 0.
-    pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
-        if self.len == 0 {
-            self.first_page = 0;
-        }
-        self.pages.truncate(self.len.div_ceil(KV_PAGE_TOKENS) - self.first_page);
-        Arc::make_mut(&mut self.ids).truncate(self.pages.len());
+    /// Whether those of the rows of these positions that were appended are stored.
+    pub fn has(&self, positions: &Range<usize>) -> bool {
+        let is_behind = |page| self.behind.binary_search_by_key(&page, |(index, _)| *index).is_ok();
+        pages_of(positions).take_while(|page| *page < self.first_page).all(is_behind)
     }
 
-    /// Gives the pages back that hold only positions before `position`.
-    pub fn release_before(&mut self, position: usize) {
+    /// Keeps the positions before the end of `needed` and gives the pages of the others back. The caller guarantees that
+    /// the rows needed are stored, and so is the last page if it is not full.
+    pub fn truncate(&mut self, needed: Range<usize>) {
+        self.len = self.len.min(needed.end);
+        let (first, end) = (needed.start.min(self.len) / KV_PAGE_TOKENS, self.len.div_ceil(KV_PAGE_TOKENS));
+        if first < self.first_page {
+            let stored = (self.first_page..).zip(mem::take(&mut self.pages));
+            self.behind.extend(stored);
+            self.behind.retain(|(page, _)| *page < end);
+            let pages = self.behind.split_off(self.behind.partition_point(|(page, _)| *page < first));
+            (self.first_page, self.pages) = (first, pages.into_iter().map(|(_, page)| page).collect());
+            self.ids = Arc::new(self.pages.iter().map(|page| page.id()).collect());
+        } else {
+            self.pages.truncate(end - self.first_page);
+            Arc::make_mut(&mut self.ids).truncate(self.pages.len());
+        }
+    }
+
+    /// Gives the pages back that hold only positions before `position`, and of which no range of `pinned` ones has any.
+    pub fn release_before(&mut self, position: usize, pinned: &[Range<usize>]) {
         let pages = (position / KV_PAGE_TOKENS).saturating_sub(self.first_page).min(self.pages.len());
         if pages > 0 {
-            self.pages.drain(..pages);
+            self.behind.extend((self.first_page..).zip(self.pages.drain(..pages)));
             Arc::make_mut(&mut self.ids).drain(..pages);
             self.first_page += pages;
         }
+        let is_pinned = |page: &usize| pinned.iter().any(|range| pages_of(range).contains(page));
+        self.behind.retain(|(page, _)| *page >= position / KV_PAGE_TOKENS || is_pinned(page));
+    }
+
+    /// Gives the pages back that pinned positions alone need.
+    pub fn forget_behind(&mut self) {
+        self.behind = Vec::new();
     }
 
     /// Appends `new [n, heads, width]`.
@@ -169,11 +201,19 @@ impl KvRows {
         let Some(shape) = self.shape else { return Ok(()) };
         out.write_all(&(self.first_page as u32).to_le_bytes())?;
         let [mut rows, mut bytes] = [(); 2].map(|()| vec![0; shape.bytes()]);
-        for (start, page) in (self.first_position()..).step_by(KV_PAGE_TOKENS).zip(&self.pages) {
-            let rows = &mut rows[..shape.rows_bytes(KV_PAGE_TOKENS.min(self.len - start))];
+        let mut save_page = |page: &KvPage, count: usize, out: &mut dyn Write| {
+            let rows = &mut rows[..shape.rows_bytes(count)];
             page.read(&mut bytes).map_err(io::Error::other)?;
             shape.rows_of(&bytes, rows);
-            out.write_all(rows)?;
+            out.write_all(rows)
+        };
+        for (start, page) in (self.first_position()..).step_by(KV_PAGE_TOKENS).zip(&self.pages) {
+            save_page(page, KV_PAGE_TOKENS.min(self.len - start), out)?;
+        }
+        out.write_all(&(self.behind.len() as u32).to_le_bytes())?;
+        for (index, page) in &self.behind {
+            out.write_all(&(*index as u32).to_le_bytes())?;
+            save_page(page, KV_PAGE_TOKENS, out)?;
         }
         Ok(())
     }
@@ -193,24 +233,45 @@ impl KvRows {
         }
         let mut loaded = KvRows { shape: Some(shape), first_page, len, ..KvRows::new(pool, Place::Host) };
         let mut rows = vec![0; shape.bytes()];
-        for start in (loaded.first_position()..len).step_by(KV_PAGE_TOKENS) {
-            let rows = &mut rows[..shape.rows_bytes(KV_PAGE_TOKENS.min(len - start))];
+        let mut load_page = |count: usize, from: &mut SavedState| {
+            let rows = &mut rows[..shape.rows_bytes(count)];
             from.read(rows)?;
             let page = pool.page(shape, Place::Host)?;
             page.write(0, rows)?;
-            loaded.push(page);
+            Ok::<_, SavedStateError>(page)
+        };
+        for start in (loaded.first_position()..len).step_by(KV_PAGE_TOKENS) {
+            loaded.push(load_page(KV_PAGE_TOKENS.min(len - start), from)?);
+        }
+        for _ in 0..from.u32()? {
+            let index = from.u32()? as usize;
+            if index >= first_page || loaded.behind.last().is_some_and(|(last, _)| *last >= index) {
+                return Err(SavedStateError::Wrong("its pages are not in order"));
+            }
+            loaded.behind.push((index, Arc::new(load_page(KV_PAGE_TOKENS, from)?)));
         }
         Ok(loaded)
     }
 
-    /// The numbers of the pages that are stored.
+    /// The indices of the pages that are stored.
     #[cfg(test)]
-    pub(super) fn stored_pages(&self) -> Range<usize> {
-        self.first_page..self.first_page + self.pages.len()
+    pub(super) fn stored_pages(&self) -> Vec<usize> {
+        let behind = self.behind.iter().map(|(page, _)| *page);
+        behind.chain(self.first_page..self.first_page + self.pages.len()).collect()
     }
 
     /// All rows, or the first `width` numbers of each row.
     pub fn view(&self, width: usize) -> KvView {
         KvView { place: self.place, first_page: self.first_page, pages: self.ids.clone(), width }
     }
+}
+
+/// The indices of the pages of some positions.
+fn pages_of(positions: &Range<usize>) -> Range<usize> {
+    positions.start / KV_PAGE_TOKENS..positions.end.div_ceil(KV_PAGE_TOKENS)
+}
+
+/// The rows of which `first` is the first one needed, of `len`, and those of the last page if it is not full.
+pub(super) fn needed_rows(first: usize, len: usize) -> Range<usize> {
+    first.min(len / KV_PAGE_TOKENS * KV_PAGE_TOKENS)..len
 }

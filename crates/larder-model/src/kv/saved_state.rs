@@ -1,10 +1,12 @@
 //! The state of a sequence as bytes, and back: all that layers keep of its tokens, bit for bit.
 //!
-//! The layers follow each other in order. Of each there are keys, values, recurrent state and auxiliary rows, as far as
+//! First the positions of checkpoints, at equal distances and pinned: of each kind their number (u32) and the tokens before
+//! each (u64). Then the layers follow each other in order. Of each there are keys, values, recurrent state and auxiliary rows, as far as
 //! it has them. Numbers have little-endian order.
 //!
 //! - Keys and values: the number of the first page that is stored (u32), then the rows of all positions from that page
-//!   on, `[positions, heads, row]`, in the number format of the KV cache.
+//!   on, `[positions, heads, row]`, in the number format of the KV cache; then the number of pages before that which
+//!   pinned positions need (u32), and for each its index (u32) and its rows.
 //! - Recurrent state: the number of states (u32), then for each the tokens that it has taken in (u64) and its values
 //!   (f32), in ascending order; the last one is the current state, those before it are checkpoints.
 //! - Auxiliary rows, unless there are none yet: as keys.

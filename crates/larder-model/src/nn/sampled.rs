@@ -84,7 +84,7 @@ fn inputs(tokens: usize) -> Vec<f32> {
 
 fn on_threads(threads: usize) -> ComputeContext {
     ComputeContext {
-        kv_checkpoints: CheckpointPolicy { every: 5, most: 2 },
+        kv_checkpoints: CheckpointPolicy { every: 5, most: 2, pins: 0 },
         ..ComputeContext::new(threads, false).unwrap()
     }
 }
@@ -99,7 +99,7 @@ fn on_device() -> ComputeContext {
         device_products: Some(device_products),
         device_attention: Some(device_attention),
         device_ops: Some(device_ops),
-        kv_checkpoints: CheckpointPolicy { every: 5, most: 2 },
+        kv_checkpoints: CheckpointPolicy { every: 5, most: 2, pins: 0 },
         ..on_threads(1)
     }
 }

@@ -103,7 +103,7 @@ impl<'s, 'a> LayerStates<'s, 'a> {
     /// The pages of the recurrent states of all spans, for tokens that a chain on a device takes in.
     pub(crate) fn extend_recurrent(&mut self, pass: &ForwardPass, lens: StateLens) -> Result<Vec<StateSpan>> {
         let extend =
-            |(i, span): (usize, &SpanPositions)| self.of_mut(i).recurrent.extend(span.tokens, lens, span.first_row);
+            |(i, span): (usize, &SpanPositions)| self.of_mut(i).extend_recurrent(span.tokens, lens, span.first_row);
         pass.spans.iter().enumerate().map(extend).collect()
     }
 }

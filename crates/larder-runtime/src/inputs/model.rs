@@ -61,7 +61,7 @@ fn inputs_of_any_context<'a>(model: &'a OpenModel, options: &Options, now: Avail
         draft: None,
         kv_limit_bytes: options.kv_limit_bytes,
         kv_format: kv_format_of(model, options)?,
-        kv_checkpoints: CheckpointPolicy::default(),
+        kv_checkpoints: CheckpointPolicy { pins: options.pins, ..CheckpointPolicy::default() },
         measures_in_copy: !options.routing.is_lossless() && !rewinds_freely(model.source().config())?,
         prefill_tokens: 0,
         threads: options.compute.threads,

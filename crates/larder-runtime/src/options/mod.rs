@@ -32,6 +32,8 @@ pub struct Options {
     /// Sequences that always have room for a whole context, where all sequences share the memory of KV caches; at least
     /// one.
     pub whole_contexts: usize,
+    /// The most positions of a sequence that are pinned, so that it can go back to them.
+    pub pins: usize,
     /// The most bytes of the KV caches of all sequences; `None` for as many as all contexts need, within
     /// [a share of memory](crate::plan).
     pub kv_limit_bytes: Option<u64>,
@@ -72,6 +74,7 @@ impl Default for Options {
             context: ContextSize::default(),
             sequences: 1,
             whole_contexts: 1,
+            pins: 0,
             kv_limit_bytes: None,
             prompt_bytes_per_token: 0,
             program_bytes: 0,

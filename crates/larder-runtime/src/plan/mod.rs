@@ -34,6 +34,8 @@ pub use reserve::reserve_bytes;
 
 /// Staging buffers through which weights are copied to a GPU.
 const UPLOAD_BUFFER_BYTES: u64 = 8 << 20;
+/// Pinned checkpoints for which memory is counted.
+const COUNTED_PINS: usize = 3;
 
 /// Inputs of a plan.
 #[derive(Clone)]
@@ -138,10 +140,14 @@ impl PlanInputs<'_> {
         if self.measures_in_copy { copy } else { 0 }
     }
 
-    /// The most bytes of the recurrent states of all sequences, with their checkpoints.
+    /// The most bytes of the recurrent states of all sequences, with their checkpoints. Few of the pinned ones are
+    /// counted, as sequences share them, and others give them up where memory is short.
     fn recurrent_bytes(&self) -> u64 {
-        let one = self.blueprint.sequence_memory.recurrent_bytes(self.context, &self.kv_checkpoints);
-        one.saturating_mul(self.sequences as u64)
+        let memory = &self.blueprint.sequence_memory;
+        let one = memory.recurrent_bytes(self.context, &self.kv_checkpoints);
+        let pins = self.kv_checkpoints.pins.min(COUNTED_PINS) as u64;
+        let pinned = memory.pinned_bytes(self.kv_format.kind()).saturating_mul(pins);
+        one.saturating_mul(self.sequences as u64).saturating_add(pinned)
     }
 
     /// Bytes of buffers during a step: activations, and what threads unpack weights into.

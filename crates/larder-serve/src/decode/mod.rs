@@ -19,6 +19,7 @@ use crate::engine::Engine;
 use crate::error::ApiError;
 use crate::queue::job::{GenerationEvent, GenerationJob};
 use crate::queue::{EngineCommand, NextTask};
+use crate::sequences::history::{MissReason, PromptHistory};
 use crate::sequences::sessions::Sessions;
 use crate::sequences::slots::ServerSlots;
 use crate::state::ServerState;
@@ -26,6 +27,8 @@ use crate::telemetry::live::{RateMeter, StepWork};
 
 /// Longest wait for a new request while none is active.
 const IDLE: Duration = Duration::from_millis(500);
+/// Tokens that another request must be about to compute, beyond those that are there, to be waited for.
+const FOLLOWED_TOKENS: usize = 64;
 /// Pause when every active request waits for a slow client.
 const STALL: Duration = Duration::from_millis(2);
 
@@ -38,10 +41,23 @@ pub fn run(shared: &ServerState, mut engine: Box<dyn Engine>, sessions: Option<S
     let writing = if sessions.is_some() { engine.sequence_bytes(context) } else { 0 };
     let limit = engine.decoder_and_experts().0.kv_pool().limit_bytes().map_or(u64::MAX, |bytes| bytes as u64);
     let memory = KvMemory::new(limit.saturating_sub(writing), context);
-    let slots = ServerSlots::new(count, context, engine.sequence_origin(), sessions);
+    let slots = ServerSlots::new(options.slots.max(count), context, engine.sequence_origin(), sessions);
     let (active, rates, pace) = (Vec::new(), RateMeter::new(), PromptPace::new(options.step_time));
     let stalled = StalledRequests::default();
-    DecodeLoop { shared, engine, slots, active, memory, stalled, pace, rates, has_idle_work: true }.run();
+    DecodeLoop {
+        shared,
+        engine,
+        slots,
+        active,
+        following: Vec::new(),
+        history: PromptHistory::default(),
+        memory,
+        stalled,
+        pace,
+        rates,
+        has_idle_work: true,
+    }
+    .run();
 }
 
 struct DecodeLoop<'a> {
@@ -49,6 +65,9 @@ struct DecodeLoop<'a> {
     engine: Box<dyn Engine>,
     slots: ServerSlots,
     active: Vec<ActiveRequest<'a>>,
+    /// Requests that wait for what an active one computes for both.
+    following: Vec<GenerationJob>,
+    history: PromptHistory,
     memory: KvMemory<'a>,
     stalled: StalledRequests<'a>,
     pace: PromptPace,
@@ -130,10 +149,11 @@ impl DecodeLoop<'_> {
         for over in self.stalled.take_over() {
             self.shared.metrics.lock().request_finished(over.age(), over.draft_counts(), AheadCounts::default());
         }
-        while self.active.len() + self.memory.waiting() < self.shared.server.options.parallel {
+        while self.busy() < self.shared.server.options.parallel {
             let fits = |tokens| self.memory.waiting() == 0 && self.memory.fits(tokens, &self.active, &*self.engine);
             let Some(StalledRequest { mut request, tokens }) = self.stalled.take_read(fits) else { return };
-            match self.slots.take_whole(&tokens, false, self.engine.decoder_and_experts().0) {
+            let active: Vec<_> = self.active.iter().map(ActiveRequest::sequence).collect();
+            match self.slots.take_whole(&tokens, false, &active, self.engine.decoder_and_experts().0) {
                 Ok((slot, sequence, _)) => {
                     request.enter_slot(slot, sequence);
                     self.active.push(request);
@@ -226,12 +246,14 @@ impl DecodeLoop<'_> {
     fn take_queued(&mut self) -> bool {
         self.resume();
         self.exchange_stalled();
+        self.begin_following();
         loop {
-            let is_idle = self.active.is_empty() && self.stalled.is_empty() && !self.has_idle_work;
+            let is_idle = self.busy() == 0 && self.stalled.is_empty() && !self.has_idle_work;
             let patience = if is_idle { IDLE } else { Duration::ZERO };
             let (memory, active, engine) = (&self.memory, &self.active, &*self.engine);
             let fits = |job: &GenerationJob| memory.waiting() == 0 && memory.fits(job.prompt.len(), active, engine);
-            match self.shared.queue.next(active.len() + memory.waiting(), patience, fits) {
+            match self.shared.queue.next(self.busy(), patience, fits) {
+                NextTask::Generate(job) if self.follows(&job) => self.following.push(*job),
                 NextTask::Generate(job) => self.begin(*job),
                 NextTask::Engine(command) => self.execute(command),
                 NextTask::Idle => {
@@ -245,23 +267,59 @@ impl DecodeLoop<'_> {
         }
     }
 
-    fn begin(&mut self, job: GenerationJob) {
+    /// Requests that have left the queue and are not over.
+    fn busy(&self) -> usize {
+        self.active.len() + self.following.len() + self.memory.waiting()
+    }
+
+    /// Whether a request waits: an active one is about to compute a beginning of both prompts.
+    fn follows(&self, job: &GenerationJob) -> bool {
+        if job.sees_all() || job.is_over() {
+            return false;
+        }
+        let ahead = |request: &ActiveRequest| {
+            let common = request.sequence().common_prefix(&job.prompt);
+            (request.is_prefilling() && request.computed_tokens() < common).then_some(common)
+        };
+        let most = self.active.iter().filter_map(ahead).max().unwrap_or(0);
+        let sequences = self.active.iter().map(|request| request.sequence().reusable_prefix(&job.prompt));
+        most >= FOLLOWED_TOKENS
+            && most - FOLLOWED_TOKENS >= sequences.max().unwrap_or(0).max(self.slots.reusable(&job.prompt))
+    }
+
+    /// Begins the requests that need not wait any more.
+    fn begin_following(&mut self) {
+        for job in std::mem::take(&mut self.following) {
+            if self.follows(&job) { self.following.push(job) } else { self.begin(job) }
+        }
+    }
+
+    fn begin(&mut self, mut job: GenerationJob) {
         if self.active.is_empty() {
             self.engine.new_sequence();
         }
+        let (origin, prompt) = (self.engine.sequence_origin(), (&job.prompt[..], &job.turns));
         let (decoder, _) = self.engine.decoder_and_experts();
-        // All tokens of such a prompt have to be seen.
-        let anew = job.embeds || job.echo.is_some() && job.logprobs.is_some();
-        let (slot, sequence, cached) = match self.slots.take_whole(&job.prompt, anew, decoder) {
+        let active: Vec<_> = self.active.iter().map(ActiveRequest::sequence).collect();
+        let busy = active.iter().map(|sequence| sequence.common_prefix(&job.prompt)).max();
+        let held = self.slots.held(&job.prompt).max(busy.unwrap_or(0));
+        let (slot, mut sequence, cached) = match self.slots.take_whole(&job.prompt, job.sees_all(), &active, decoder) {
             Ok(taken) => taken,
             Err(error) => {
                 let _ = job.events.try_send(GenerationEvent::Failed(ApiError::engine_failed(error.to_string())));
                 return;
             }
         };
-        self.shared.metrics.lock().prompt_cached(cached);
+        let miss = if job.sees_all() { None } else { self.history.miss(origin, prompt, cached, held) };
+        if let Some(miss) = miss.filter(|miss| miss.reason == MissReason::StateNotKept) {
+            // Where prompts have differed, they differ again.
+            job.turns.pin(miss.common);
+        }
+        sequence.pin(std::mem::take(&mut job.turns.pinned));
+        self.history.add(origin, &job.prompt);
+        self.shared.metrics.lock().prompt_cached(cached, miss.map(|miss| miss.reason));
         let drafting = self.engine.drafting();
-        let request = ActiveRequest::new(job, (slot, sequence), cached, &self.shared.model, &drafting);
+        let request = ActiveRequest::new(job, (slot, sequence), (cached, miss), &self.shared.model, &drafting);
         self.shared.metrics.lock().request_started(request.queued());
         self.active.push(request);
     }

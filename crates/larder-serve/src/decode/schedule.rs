@@ -77,7 +77,7 @@ pub fn shares(active: &[ActiveRequest], ready: &[bool], pace: &PromptPace, most:
 pub enum MadeRoom {
     /// Nothing: there is room.
     Enough,
-    /// An idle sequence was dropped.
+    /// An idle sequence was dropped, or what an active one has pinned.
     Dropped,
     /// The active request at this index was preempted.
     Preempted(usize),
@@ -121,8 +121,8 @@ impl<'m> KvMemory<'m> {
         over
     }
 
-    /// Makes room for the step if its `shares` need it: drops an idle sequence, or else preempts the active request
-    /// that came last.
+    /// Makes room for the step if its `shares` need it: drops an idle sequence, then what active ones have pinned, or
+    /// else preempts the active request that came last.
     pub fn make_room(
         &mut self,
         active: &mut Vec<ActiveRequest<'m>>,
@@ -130,14 +130,20 @@ impl<'m> KvMemory<'m> {
         slots: &mut ServerSlots,
         engine: &mut dyn Engine,
     ) -> MadeRoom {
-        let computed = active.iter().zip(shares).map(|(request, share)| request.computed_tokens() + share);
-        let needed: u64 = computed.map(|tokens| engine.sequence_bytes(tokens)).sum();
-        if needed + slots.idle_bytes() <= self.limit_bytes {
+        let grows = |(request, share): (&ActiveRequest, &usize)| {
+            let (from, pins) = (request.computed_tokens(), request.sequence().pins_within(*share));
+            if *share > 0 { engine.growth_bytes(from, from + share, pins) } else { 0 }
+        };
+        let growth: u64 = active.iter().zip(shares).map(grows).sum();
+        let pool = engine.decoder_and_experts().0.kv_pool();
+        if pool.limit_bytes().is_none_or(|limit| pool.usage().bytes() as u64 + growth <= limit as u64) {
             return MadeRoom::Enough;
         }
-        if slots.drop_oldest() {
+        if slots.drop_least() || active.iter_mut().any(ActiveRequest::unpin) {
             return MadeRoom::Dropped;
         }
+        let computed = active.iter().zip(shares).map(|(request, share)| request.computed_tokens() + share);
+        let needed: u64 = computed.map(|tokens| engine.sequence_bytes(tokens)).sum();
         // Alone, its step tells what is missing.
         if needed <= self.limit_bytes || active.len() < 2 {
             return MadeRoom::Enough;

@@ -17,6 +17,7 @@ use super::work::run_blocking;
 use super::{body, ollama};
 use crate::error::{ApiError, Json, Result};
 use crate::prompt::context::ContextPlan;
+use crate::prompt::turns::PromptTurns;
 use crate::queue::job::{CHANNEL, GenerationEvent, GenerationJob};
 use crate::request::{EmbeddingRequest, EmbeddingStyle};
 use crate::state::App;
@@ -113,6 +114,7 @@ fn submit(app: &App, since: Instant, prompt: Vec<u32>) -> Result<mpsc::Receiver<
     let (to, from) = mpsc::channel(CHANNEL);
     let job = GenerationJob {
         number: app.server.requests.fetch_add(1, Ordering::Relaxed),
+        turns: PromptTurns::default(),
         prompt,
         embeds: true,
         context: ContextPlan::default(),

@@ -20,6 +20,7 @@ use super::work::run_permitted;
 use crate::error::{ApiError, Result};
 use crate::prompt::ChatPrompt;
 use crate::prompt::context::ContextPlan;
+use crate::prompt::turns::PromptTurns;
 use crate::queue::job::{CHANNEL, CompiledGrammar, GenerationJob};
 use crate::reply::{Framing, PendingAnswer, ResponseFormat, ResponseStream, complete_response};
 use crate::request::{ChatRequest, CompletionRequest, GenerationParams};
@@ -35,13 +36,14 @@ pub fn prepare_chat(app: &App, mut request: ChatRequest) -> Result<Asked> {
     app.server.notes.log(&request.params.notes);
     request.params.max_tokens = request.params.max_tokens.or(app.model.max_tokens);
     let full = request.params.context_full.unwrap_or(app.server.options.context_full);
-    let (ChatPrompt { tokens, text, begun, stop }, plan) = app.model.fitted_chat(&request, full)?;
+    let (ChatPrompt { tokens, text, begun, stop, turns }, plan) = app.model.fitted_chat(&request, full)?;
+    let turns = Some(turns);
     let grammar = app.chat_grammar(&request, &text)?;
     let ChatRequest { params, tools, separate_reasoning, .. } = request;
     let tools = tools.map(|tools| tools.schemas).unwrap_or_default();
     let is_separated = separate_reasoning || !tools.is_empty();
     let chat = is_separated.then_some(ChatAnswers { prompt: text, begun, tools, separate_reasoning });
-    Ok(Asked { params, grammar, prompts: vec![(tokens, plan)], more_stops: stop, chat, show_marks: true })
+    Ok(Asked { params, grammar, prompts: vec![(tokens, plan)], turns, more_stops: stop, chat, show_marks: true })
 }
 
 /// Tokenises the prompts of a completion.
@@ -52,7 +54,7 @@ pub fn prepare_completion(app: &App, CompletionRequest { mut params, prompts }: 
     let full = params.context_full.unwrap_or(app.server.options.context_full);
     let prompts = prompts.iter().map(|prompt| app.model.fitted_prompt(prompt, &params, full)).collect::<Result<_>>()?;
     let grammar = params.format.take().map(AnswerGrammar::from);
-    Ok(Asked { params, grammar, prompts, more_stops: vec![], chat: None, show_marks: false })
+    Ok(Asked { params, grammar, prompts, turns: None, more_stops: vec![], chat: None, show_marks: false })
 }
 
 /// A request that was parsed and tokenised.
@@ -62,6 +64,8 @@ pub struct Asked {
     grammar: Option<AnswerGrammar>,
     /// Tokens of each prompt, at least one, and their use of the context.
     pub prompts: Vec<(Vec<u32>, ContextPlan)>,
+    /// Turns of a chat's prompt.
+    turns: Option<PromptTurns>,
     /// Stop strings beside those of the request.
     more_stops: Vec<String>,
     /// What separates the parts of a chat's answers, if they are separated.
@@ -105,7 +109,7 @@ pub async fn generate<F: ResponseFormat + 'static>(
     asked: Asked,
     format: impl FnOnce(&GenerationParams, u64) -> F,
 ) -> Result<Response> {
-    let Asked { mut params, grammar, prompts, more_stops, chat, show_marks } = asked;
+    let Asked { mut params, grammar, prompts, turns, more_stops, chat, show_marks } = asked;
     let grammar = match grammar {
         Some(grammar) => compile(app, since, grammar).await?,
         None => None,
@@ -129,6 +133,7 @@ pub async fn generate<F: ResponseFormat + 'static>(
             max_tokens: plan.answer_limit(params.max_tokens, prompt.len(), app.model.context.tokens),
             context: *plan,
             prompt: prompt.clone(),
+            turns: turns.clone().unwrap_or_else(|| PromptTurns::of_text(prompt)),
             embeds: false,
             echo: params.echo.then(|| app.model.tokenizer.decode(prompt, false)),
             // Answers to one prompt differ; the first is that of a request for one.

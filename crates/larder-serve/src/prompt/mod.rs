@@ -1,12 +1,14 @@
 //! From a request to prompt tokens.
 
 pub mod context;
+pub mod turns;
 
 use larder_text::{ChatInput, ChatTemplate, FillInTokens, TemplateError};
 use serde_json::Value;
 
 use crate::error::{ApiError, Result, excerpt};
 use crate::model::ServedModel;
+use crate::prompt::turns::PromptTurns;
 use crate::request::{ChatRequest, Prompt};
 
 /// Code of the error for a prompt that the context does not hold.
@@ -23,6 +25,8 @@ pub struct ChatPrompt {
     pub begun: String,
     /// Stop strings, for models that do not end their turn themselves.
     pub stop: Vec<String>,
+    /// Where its turns begin.
+    pub turns: PromptTurns,
 }
 
 impl ServedModel {
@@ -33,7 +37,8 @@ impl ServedModel {
         let tokens = self.encode(&format!("{text}{begun}"), plain, "messages")?;
         self.check(&tokens, "messages")?;
         let stop = if plain { vec![format!("\n{}:", name_of("user"))] } else { vec![] };
-        Ok(ChatPrompt { tokens, text, begun, stop })
+        let turns = self.turns_of(request, &text, &tokens);
+        Ok(ChatPrompt { tokens, text, begun, stop, turns })
     }
 
     /// The text that a chat becomes.
@@ -49,7 +54,7 @@ impl ServedModel {
             }
             _ => ("", &request.messages[..]),
         };
-        let text = self.dialogue(earlier, request)?;
+        let text = self.dialogue(earlier, request, true)?;
         match begun {
             "" => Ok((text, String::new())),
             begun => Ok((text.clone(), self.chat_format.before_answer(&text) + begun)),
@@ -57,11 +62,15 @@ impl ServedModel {
     }
 
     /// Messages as text: by the chat template, or a plain dialogue.
-    fn dialogue(&self, messages: &[Value], request: &ChatRequest) -> Result<String> {
+    fn dialogue(&self, messages: &[Value], request: &ChatRequest, add_generation_prompt: bool) -> Result<String> {
         let tools = request.tools.as_ref().map(|tools| tools.list.as_slice());
         let (messages, tools) = self.chat_format.for_template(messages, tools);
         let Some(template) = &self.template else { return Ok(plain_dialogue(&messages)) };
-        render(template, &ChatInput { tools, extra: &request.extra, ..ChatInput::new(&template.adapted(&messages)) })
+        let messages = template.adapted(&messages);
+        render(
+            template,
+            &ChatInput { tools, extra: &request.extra, add_generation_prompt, ..ChatInput::new(&messages) },
+        )
     }
 
     /// Tokenises the prompt of a completion.

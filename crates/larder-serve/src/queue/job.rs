@@ -11,6 +11,8 @@ use tracing::Span;
 
 use crate::error::ApiError;
 use crate::prompt::context::{ContextPlan, ContextUse};
+use crate::prompt::turns::PromptTurns;
+use crate::sequences::history::CacheMiss;
 
 /// Events buffered for a client; beyond that its generation stalls (backpressure).
 pub const CHANNEL: usize = 32;
@@ -21,6 +23,8 @@ pub struct GenerationJob {
     pub number: u64,
     /// Prompt tokens: at least one, and fewer than the context.
     pub prompt: Vec<u32>,
+    /// Where later prompts are likely to differ from this one.
+    pub turns: PromptTurns,
     /// Whether its embedding is wanted and nothing is generated.
     pub embeds: bool,
     /// Samples tokens.
@@ -51,6 +55,18 @@ pub struct GenerationJob {
     pub deadline: Instant,
     /// Where its events go. Closed once the client has disconnected.
     pub events: Sender<GenerationEvent>,
+}
+
+impl GenerationJob {
+    /// Whether all tokens of its prompt have to be computed.
+    pub fn sees_all(&self) -> bool {
+        self.embeds || self.echo.is_some() && self.logprobs.is_some()
+    }
+
+    /// Whether its time has run out, or its client has disconnected.
+    pub fn is_over(&self) -> bool {
+        Instant::now() >= self.deadline || self.events.is_closed()
+    }
 }
 
 /// A compiled grammar, which keeps its place in memory.
@@ -132,6 +148,8 @@ pub struct GenerationSummary {
     pub prompt_tokens: usize,
     /// Prompt tokens that the prefix cache had.
     pub cached_tokens: usize,
+    /// Why they are not more.
+    pub miss: Option<CacheMiss>,
     /// Generated tokens.
     pub generated_tokens: usize,
     /// How full the context is, and what was cut so that all fits.

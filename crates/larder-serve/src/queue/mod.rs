@@ -191,6 +191,7 @@ mod tests {
         let job = GenerationJob {
             number,
             prompt: vec![1],
+            turns: Default::default(),
             embeds: false,
             sampler: Sampler::new(Sampling::default(), 0).unwrap(),
             grammar: None,

@@ -144,10 +144,14 @@ fn content_block(block: &AnswerBlock, calls: &[ToolCall]) -> Value {
 }
 
 fn usage(summary: &GenerationSummary) -> Value {
-    json!({
+    let mut usage = json!({
         "input_tokens": summary.prompt_tokens.saturating_sub(summary.cached_tokens),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": summary.cached_tokens,
         "output_tokens": summary.generated_tokens,
-    })
+    });
+    if let Some(miss) = &summary.miss {
+        usage["cache_miss_reason"] = miss.to_string().into();
+    }
+    usage
 }

@@ -182,6 +182,15 @@ fn parsed_arguments(text: &str) -> Value {
     serde_json::from_str(text).ok().filter(Value::is_object).unwrap_or_else(|| Value::Object(Map::new()))
 }
 
+/// How many tokens of a prompt the prefix cache had, and why not more, by the first of the answers that knows.
+fn cached_details<'a>(tokens: usize, summaries: impl IntoIterator<Item = &'a GenerationSummary>) -> Value {
+    let mut details = json!({"cached_tokens": tokens});
+    if let Some(miss) = summaries.into_iter().find_map(|summary| summary.miss) {
+        details["cache_miss_reason"] = miss.to_string().into();
+    }
+    details
+}
+
 /// Timings under the names of llama.cpp's server.
 fn timings(summary: &GenerationSummary) -> Value {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;

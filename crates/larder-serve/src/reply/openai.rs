@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Answer, AnswerMessage, CONTEXT_USE, Framing, MessagePart, PROMPT_PROGRESS, ResponseEvent, ResponseFormat, ToolCall,
-    prompt_progress, response_id, timings,
+    cached_details, prompt_progress, response_id, timings,
 };
 use crate::queue::job::{GenerationSummary, PrefillProgress, SampledToken, TokenLogprob};
 use crate::request::GenerationParams;
@@ -281,6 +281,6 @@ fn usage(summaries: &[GenerationSummary], choices: usize) -> Value {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": sum(|summary| summary.cached_tokens, choices)},
+        "prompt_tokens_details": cached_details(sum(|summary| summary.cached_tokens, choices), summaries),
     })
 }

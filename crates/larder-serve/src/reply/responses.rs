@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::blocks::{AnswerBlock, AnswerBlocks, BlockChange, BlockKind};
 use super::{
     Answer, AnswerMessage, CONTEXT_USE, MessagePart, PROMPT_PROGRESS, ResponseEvent, ResponseFormat, ToolCall,
-    prompt_progress, response_id,
+    cached_details, prompt_progress, response_id,
 };
 use crate::error::ApiError;
 use crate::queue::job::{GenerationSummary, PrefillProgress, SampledToken};
@@ -279,7 +279,7 @@ fn status(finish: FinishReason) -> &'static str {
 fn usage(summary: &GenerationSummary) -> Value {
     json!({
         "input_tokens": summary.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": summary.cached_tokens},
+        "input_tokens_details": cached_details(summary.cached_tokens, [summary]),
         "output_tokens": summary.generated_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": summary.prompt_tokens + summary.generated_tokens,

@@ -18,6 +18,7 @@ fn answer() -> Answer {
         stop_string: None,
         prompt_tokens: 10,
         cached_tokens: 4,
+        miss: None,
         generated_tokens: 6,
         context: Default::default(),
         queued: Duration::from_nanos(1),

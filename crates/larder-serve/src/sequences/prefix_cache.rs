@@ -2,30 +2,38 @@
 
 use larder_engine::Sequence;
 
-/// A fixed number of slots for sequences. The idle ones keep their KV caches until another request needs the slot.
+/// Tokens at the end of a sequence that may be lost when another request goes on with it: what was generated is often
+/// not what the client sends back.
+const TAIL_TOKENS: usize = 64;
+
+/// A fixed number of slots for sequences, which share the memory of common beginnings. The idle ones keep their KV
+/// caches until another request needs the slot or the memory.
 pub struct PrefixCache {
     slots: Vec<Slot>,
-    /// Sequences that were put back so far.
-    uses: u64,
+    /// Worth of the sequence that was dropped last: those used later are worth more.
+    dropped_worth: u64,
 }
 
 enum Slot {
     Empty,
     /// An active request has the sequence, which is dropped when it is put back if it is stale.
     Taken {
+        uses: u64,
         is_stale: bool,
     },
     Idle {
         sequence: Box<Sequence>,
-        /// [`PrefixCache::uses`] when it was put back.
-        used: u64,
+        /// Requests that it has served.
+        uses: u64,
+        /// [`PrefixCache::dropped_worth`] when it was put back.
+        since: u64,
     },
 }
 
 impl PrefixCache {
     /// Slots for `count` sequences.
     pub fn new(count: usize) -> Self {
-        PrefixCache { slots: (0..count).map(|_| Slot::Empty).collect(), uses: 0 }
+        PrefixCache { slots: (0..count).map(|_| Slot::Empty).collect(), dropped_worth: 0 }
     }
 
     /// Number of slots.
@@ -33,64 +41,89 @@ impl PrefixCache {
         self.slots.len()
     }
 
-    /// How a sequence of an earlier request serves `prompt`, if one shares a beginning with it: that with the longest.
-    /// It is taken if it loses nothing by that, else copied to a slot that loses less, and cut where there is none.
+    /// How a sequence of an earlier request serves `prompt`, if some of its tokens need not be computed again: that with
+    /// the most. It is taken if it loses little by that, else copied to a slot that loses less, and cut where there is
+    /// none.
     pub fn best(&self, prompt: &[u32]) -> Option<Reuse> {
-        let shared = self.idle().map(|(id, sequence)| (sequence.common_prefix(prompt), id, sequence));
+        let shared = self.idle().map(|(id, sequence)| (sequence.reusable_prefix(prompt), id, sequence));
         let (shared, id, sequence) = shared.max_by_key(|(shared, id, _)| (*shared, *id)).filter(|best| best.0 > 0)?;
         let (own, reuse) = (sequence.tokens().len(), Reuse { from: id, to: id, shared });
-        if shared == own {
+        if own - shared <= TAIL_TOKENS.min(shared / 2) {
             return Some(reuse);
         }
         let others = (0..self.slots.len()).filter(|other| *other != id && !self.is_taken(*other));
-        let cheapest = others.map(|other| (self.tokens_alone(other), self.used(other), other)).min();
+        let cheapest = others.map(|other| (self.worth(other), self.tokens_alone(other), other)).min();
         let is_worth = is_worth_reusing(shared, own, prompt.len());
         match cheapest {
-            Some((lost, _, to)) if lost < own - shared => Some(Reuse { to, ..reuse }),
+            Some((_, lost, to)) if lost < own - shared => Some(Reuse { to, ..reuse }),
             _ if is_worth => Some(reuse),
             _ => Some(Reuse { to: self.place(None), ..reuse }),
         }
     }
 
-    /// Tokens of a slot's sequence that no other idle one begins with.
+    /// How many tokens of a prompt need not be computed with one of the idle sequences.
+    pub fn reusable(&self, prompt: &[u32]) -> usize {
+        self.idle().map(|(_, sequence)| sequence.reusable_prefix(prompt)).max().unwrap_or(0)
+    }
+
+    /// What is lost when a slot's sequence is dropped: its tokens that no other idle one begins with, times the requests
+    /// that it has served; more for one that was used later.
+    fn worth(&self, id: usize) -> u64 {
+        match self.slots[id] {
+            Slot::Idle { uses, since, .. } => since + uses * self.tokens_alone(id) as u64,
+            Slot::Empty | Slot::Taken { .. } => 0,
+        }
+    }
+
     fn tokens_alone(&self, id: usize) -> usize {
         let Some(own) = self.get(id).map(Sequence::tokens) else { return 0 };
         let others = self.idle().filter(|(other, _)| *other != id);
         own.len() - others.map(|(_, other)| common_len(own, other.tokens())).max().unwrap_or(0)
     }
 
-    fn used(&self, id: usize) -> u64 {
-        match self.slots[id] {
-            Slot::Idle { used, .. } => used,
-            Slot::Empty | Slot::Taken { .. } => 0,
-        }
-    }
-
-    /// The slot for another sequence: an empty one, else that of the least recently used one, which is `kept` only if
-    /// there is no other. The caller guarantees that not all are taken.
+    /// The slot for another sequence: an empty one, else that of the one worth least, which is `kept` only if there is
+    /// no other. The caller guarantees that not all are taken.
     pub fn place(&self, kept: Option<usize>) -> usize {
         let key = |id: usize| match &self.slots[id] {
-            Slot::Taken { .. } => (2, 0),
-            Slot::Idle { .. } | Slot::Empty => (usize::from(kept == Some(id)), self.used(id)),
+            Slot::Taken { .. } => (3, 0),
+            Slot::Idle { .. } => (1 + usize::from(kept == Some(id)), self.worth(id)),
+            Slot::Empty => (0, 0),
         };
         (0..self.slots.len()).min_by_key(|id| key(*id)).expect("there is a slot")
     }
 
-    /// Takes a slot with the sequence in it, if there is one.
+    /// Takes a slot, and the sequence out of it, if there is one.
     pub fn take(&mut self, id: usize) -> Option<Sequence> {
-        match std::mem::replace(&mut self.slots[id], Slot::Taken { is_stale: false }) {
+        let uses = match self.slots[id] {
+            Slot::Idle { uses, .. } => uses,
+            Slot::Empty | Slot::Taken { .. } => 0,
+        };
+        match std::mem::replace(&mut self.slots[id], Slot::Taken { uses, is_stale: false }) {
             Slot::Idle { sequence, .. } => Some(*sequence),
             Slot::Empty | Slot::Taken { .. } => None,
         }
     }
 
-    /// Returns a sequence to its slot, as the most recently used one. It is dropped if the cache was cleared meanwhile.
+    /// As [`take`](Self::take), for a sequence that does not go on in its slot.
+    pub fn displace(&mut self, id: usize) -> Option<Displaced> {
+        let (worth, alone) = (self.worth(id), self.tokens_alone(id));
+        let sequence = self.take(id);
+        self.dropped_worth = self.dropped_worth.max(worth);
+        self.slots[id] = Slot::Taken { uses: 0, is_stale: false };
+        sequence.map(|sequence| Displaced { sequence, alone })
+    }
+
+    /// Returns a sequence to its slot. It is dropped if the cache was cleared meanwhile.
     pub fn put_back(&mut self, id: usize, sequence: Sequence) {
-        self.uses += 1;
-        self.slots[id] = match self.slots[id] {
-            Slot::Taken { is_stale: true } => Slot::Empty,
-            _ => Slot::Idle { sequence: Box::new(sequence), used: self.uses },
+        let uses = match self.slots[id] {
+            Slot::Taken { is_stale: true, .. } => {
+                self.slots[id] = Slot::Empty;
+                return;
+            }
+            Slot::Taken { uses, .. } => uses + 1,
+            Slot::Idle { .. } | Slot::Empty => 1,
         };
+        self.slots[id] = Slot::Idle { sequence: Box::new(sequence), uses, since: self.dropped_worth };
     }
 
     /// Whether an active request has the slot.
@@ -107,37 +140,29 @@ impl PrefixCache {
     }
 
     /// Drops the sequence in a slot that is not taken, and returns it.
-    pub fn empty(&mut self, id: usize) -> Option<Sequence> {
-        let sequence = self.take(id);
+    pub fn empty(&mut self, id: usize) -> Option<Displaced> {
+        let sequence = self.displace(id);
         self.slots[id] = Slot::Empty;
         sequence
     }
 
-    /// Takes all idle sequences out, least recently used first. Those of active requests will not be kept.
-    pub fn clear(&mut self) -> Vec<Sequence> {
-        let mut idle: Vec<(u64, Sequence)> = Vec::new();
+    /// Takes all idle sequences out, those worth least first. Those of active requests will not be kept.
+    pub fn clear(&mut self) -> Vec<Displaced> {
+        let mut idle: Vec<usize> = self.idle().map(|(id, _)| id).collect();
+        idle.sort_by_cached_key(|id| self.worth(*id));
+        let cleared = idle.into_iter().filter_map(|id| self.empty(id)).collect();
         for slot in &mut self.slots {
-            let cleared = match slot {
-                Slot::Taken { .. } => Slot::Taken { is_stale: true },
-                _ => Slot::Empty,
-            };
-            if let Slot::Idle { sequence, used } = std::mem::replace(slot, cleared) {
-                idle.push((used, *sequence));
+            if let Slot::Taken { is_stale, .. } = slot {
+                *is_stale = true;
             }
         }
-        idle.sort_by_key(|(used, _)| *used);
-        idle.into_iter().map(|(_, sequence)| sequence).collect()
+        cleared
     }
 
-    /// Bytes of the KV caches of idle sequences.
-    pub fn idle_bytes(&self) -> u64 {
-        self.idle().map(|(_, sequence)| sequence.kv_bytes() as u64).sum()
-    }
-
-    /// Takes the least recently used of the idle sequences out.
-    pub fn empty_oldest(&mut self) -> Option<Sequence> {
-        let oldest = self.idle().map(|(id, _)| id).min_by_key(|id| self.used(*id))?;
-        self.empty(oldest)
+    /// Takes the one of the idle sequences out that is worth least.
+    pub fn empty_least(&mut self) -> Option<Displaced> {
+        let least = self.idle().map(|(id, _)| id).min_by_key(|id| self.worth(*id))?;
+        self.empty(least)
     }
 
     fn idle(&self) -> impl Iterator<Item = (usize, &Sequence)> {
@@ -152,8 +177,16 @@ pub struct Reuse {
     pub from: usize,
     /// The slot that gets a copy; the same if there is to be none.
     pub to: usize,
-    /// Tokens that both have.
+    /// Tokens of the prompt that need not be computed.
     pub shared: usize,
+}
+
+/// A sequence that leaves its slot.
+pub struct Displaced {
+    /// The sequence.
+    pub sequence: Sequence,
+    /// Its tokens that no other idle one begins with.
+    pub alone: usize,
 }
 
 fn common_len(a: &[u32], b: &[u32]) -> usize {

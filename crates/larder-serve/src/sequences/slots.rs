@@ -9,11 +9,13 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use crate::error::ApiError;
-use crate::sequences::prefix_cache::{PrefixCache, Reuse, is_worth_reusing};
+use crate::sequences::prefix_cache::{Displaced, PrefixCache, Reuse, is_worth_reusing};
 use crate::sequences::sessions::{Sessions, WriteError};
 
 /// Tokens that a sequence on disk must share with a prompt beyond one in memory, to be read.
 const READ_GAIN: usize = 16;
+/// A sequence is saved if it alone has one in as many of its tokens.
+const SAVED_SHARE: usize = 8;
 
 /// A client's command to a slot.
 pub struct SlotCommand {
@@ -59,19 +61,30 @@ impl ServerSlots {
         ServerSlots { cache: PrefixCache::new(count), sessions, origin, context }
     }
 
-    /// A sequence for `prompt` and its slot: one in memory or on disk with a common prefix that is worth reusing, else
-    /// a new one. It is truncated to the common prefix, which is always shorter than the prompt; what the KV cache
-    /// could not keep of it is pending. The caller guarantees that a slot is not taken.
-    fn take(&mut self, prompt: &[u32], decoder: &Decoder) -> (usize, Sequence) {
+    /// A sequence for `prompt` and its slot: one in memory or on disk with a common prefix that is worth reusing, or a
+    /// copy of an `active` one, else a new one. It is truncated to the common prefix, which is always shorter than the
+    /// prompt; what the KV cache could not keep of it is pending. The caller guarantees that a slot is not taken.
+    fn take(&mut self, prompt: &[u32], active: &[&Sequence], decoder: &Decoder) -> (usize, Sequence) {
         let held = self.cache.best(prompt);
-        let saved = self.find(prompt, held.map_or(0, |reuse| reuse.shared));
+        let held_tokens = held.map_or(0, |reuse| reuse.shared);
+        let busy = active.iter().map(|sequence| (sequence.reusable_prefix(prompt), sequence));
+        let busy = busy.max_by_key(|(shared, _)| *shared).filter(|(shared, _)| *shared > held_tokens);
+        let saved = self.find(prompt, busy.map_or(held_tokens, |(shared, _)| shared));
+        if let (Some((_, sequence)), None) = (busy, &saved) {
+            let id = self.cache.place(held.map(|reuse| reuse.from));
+            let displaced = self.cache.displace(id);
+            self.displace(displaced);
+            let mut copy = (*sequence).clone();
+            copy.rewind(copy.common_prefix(prompt));
+            return (id, copy);
+        }
         let (id, mut sequence) = match (held, saved) {
             (Some(reuse), None) => (reuse.to, self.reuse(reuse, decoder)),
             (held, saved) => {
                 // The one in memory stays, for a file that cannot be read.
                 let id = self.cache.place(held.map(|reuse| reuse.from));
                 // What is there leaves before another is read, so that memory for one more is enough.
-                let displaced = self.cache.take(id);
+                let displaced = self.cache.displace(id);
                 self.displace(displaced);
                 match (saved.and_then(|name| self.sessions.as_ref()?.read(&name, decoder, &self.origin)), held) {
                     (Some(read), _) => (id, read),
@@ -90,9 +103,10 @@ impl ServerSlots {
         &mut self,
         tokens: &[u32],
         anew: bool,
+        active: &[&Sequence],
         decoder: &Decoder,
     ) -> Result<(usize, Sequence, usize), ModelError> {
-        let (slot, mut sequence) = self.take(tokens, decoder);
+        let (slot, mut sequence) = self.take(tokens, active, decoder);
         if anew {
             sequence.rewind(0);
         }
@@ -117,34 +131,42 @@ impl ServerSlots {
     /// so is a sequence that loses more than what is used of it.
     fn reuse(&mut self, Reuse { from, to, shared }: Reuse, decoder: &Decoder) -> Sequence {
         let copy = if from == to { None } else { self.cache.get(from).cloned() };
-        let taken = self.cache.take(to);
         let Some(copy) = copy else {
-            let sequence = taken.unwrap_or_else(|| Sequence::new(decoder, self.context));
+            let sequence = self.cache.take(to).unwrap_or_else(|| Sequence::new(decoder, self.context));
             if sequence.computed_tokens().len() > 2 * shared {
-                self.displace(Some(sequence.clone()));
+                self.displace(Some(Displaced { alone: sequence.tokens().len(), sequence: sequence.clone() }));
             }
             return sequence;
         };
-        self.displace(taken);
+        let displaced = self.cache.displace(to);
+        self.displace(displaced);
         copy
     }
 
-    fn displace(&self, sequence: Option<Sequence>) {
-        if let (Some(sequence), Some(sessions)) = (sequence, &self.sessions) {
+    /// Saves a sequence, unless the others in memory have most of its tokens and are saved after it.
+    fn displace(&self, displaced: Option<Displaced>) {
+        if let (Some(Displaced { sequence, alone }), Some(sessions)) = (displaced, &self.sessions)
+            && SAVED_SHARE * alone >= sequence.tokens().len()
+        {
             sessions.save(sequence, &self.origin);
         }
     }
 
-    /// Bytes of the KV caches of idle sequences.
-    pub fn idle_bytes(&self) -> u64 {
-        self.cache.idle_bytes()
+    /// How many tokens of a prompt need not be computed with one of the idle sequences.
+    pub fn reusable(&self, prompt: &[u32]) -> usize {
+        self.cache.reusable(prompt)
     }
 
-    /// Drops the least recently used idle sequence, which is saved; false if there is none.
-    pub fn drop_oldest(&mut self) -> bool {
-        let oldest = self.cache.empty_oldest();
-        let is_dropped = oldest.is_some();
-        self.displace(oldest);
+    /// The most tokens that a prompt has in common with an idle sequence.
+    pub fn held(&self, prompt: &[u32]) -> usize {
+        (0..self.cache.len()).filter_map(|id| Some(self.cache.get(id)?.common_prefix(prompt))).max().unwrap_or(0)
+    }
+
+    /// Drops the idle sequence that is worth least, which is saved; false if there is none.
+    pub fn drop_least(&mut self) -> bool {
+        let least = self.cache.empty_least();
+        let is_dropped = least.is_some();
+        self.displace(least);
         is_dropped
     }
 
@@ -191,7 +213,7 @@ impl ServerSlots {
             (Ok(()), SlotAction::Save(name)) => return self.save(id, name, to),
             (Ok(()), SlotAction::Restore(name)) => self.restore(id, &name, decoder),
             (Ok(()), SlotAction::Erase) => {
-                let erased = self.cache.empty(id).map_or(0, |sequence| sequence.tokens().len());
+                let erased = self.cache.empty(id).map_or(0, |erased| erased.sequence.tokens().len());
                 Ok(json!({"id_slot": id, "n_erased": erased}))
             }
         };

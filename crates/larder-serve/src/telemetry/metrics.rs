@@ -9,6 +9,7 @@ use larder_engine::{AheadCounts, DraftCounts};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::engine::EngineStatus;
+use crate::sequences::history::MissReason;
 use crate::telemetry::live::StepWork;
 
 /// Upper bounds of the histograms' buckets, in seconds.
@@ -34,6 +35,8 @@ pub struct Metrics(Mutex<Counters>);
 pub struct Counters {
     prefilled: u64,
     cached: u64,
+    /// Requests by why the prefix cache did not have all of their prompts, in the order of [`MissReason::ALL`].
+    missed: [u64; MissReason::ALL.len()],
     generated: u64,
     preempted: u64,
     /// Draft tokens of complete requests, and those of them that were accepted.
@@ -97,9 +100,11 @@ impl Counters {
         self.in_flight = 0;
     }
 
-    /// Counts prompt tokens that the prefix cache had.
-    pub fn prompt_cached(&mut self, tokens: usize) {
+    /// Counts prompt tokens that the prefix cache had, and the reason why not more.
+    pub fn prompt_cached(&mut self, tokens: usize, missed: Option<MissReason>) {
         self.cached += tokens as u64;
+        let counted = MissReason::ALL.iter().position(|(reason, _)| Some(*reason) == missed);
+        counted.into_iter().for_each(|reason| self.missed[reason] += 1);
     }
 
     /// Counts a request that leaves the queue.
@@ -249,6 +254,14 @@ pub fn text(responses: &ResponseCounts, models: &[ModelMetrics], process_bytes: 
         for (label, numbers) in labels.iter().zip(&numbers) {
             let braces = if label.is_empty() { String::new() } else { format!("{{{label}}}") };
             let _ = writeln!(out, "larder_{name}{braces} {}", numbers[i]);
+        }
+    }
+    head(&mut out, "cache_misses_total", "counter", "Prompts that the prefix cache did not have all of, by reason.");
+    for model in models {
+        let (counters, name) =
+            (model.metrics.lock(), model.name.map(|name| format!(",{}", label(name))).unwrap_or_default());
+        for ((_, reason), count) in MissReason::ALL.iter().zip(counters.missed) {
+            let _ = writeln!(out, "larder_cache_misses_total{{reason=\"{reason}\"{name}}} {count}");
         }
     }
     if let Some(bytes) = process_bytes {

@@ -43,7 +43,7 @@ pub struct ServeArgs {
     /// Number of requests generated concurrently
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = at_least_one, help_heading = heading::SERVER)]
     pub parallel: usize,
-    /// KV-cache slots, including active requests (default: --parallel). More let more chats keep their prefix
+    /// KV-cache slots, including active requests, with memory for as many (default: 32, with memory for --parallel)
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = at_least_one, help_heading = heading::SERVER)]
     pub sessions: Option<usize>,
     /// Memory for the KV caches of all slots (default: enough for their whole contexts, within a share of memory); when

@@ -1,11 +1,20 @@
 //! The KV cache and recurrent state of one sequence.
 
 use std::io::{self, Write};
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::{AttentionMask, AuxiliaryRows, KvPool, KvRows, LayerShape, REWIND_POSITIONS, RecurrentState};
+use larder_core::Rng;
+
+use super::{
+    AttentionMask, AuxiliaryRows, Checkpoints, KeptPositions, KvPool, KvRows, LayerShape, PinnedRows, REWIND_POSITIONS,
+    RecurrentState, StateLens,
+};
 use crate::device::Place;
+use crate::error::Result;
+use crate::kv::rows::needed_rows;
 use crate::kv::{SavedState, SavedStateError};
+use crate::ops::StateSpan;
 
 /// The state of one sequence: the KV cache of attention layers, the recurrent state of the others.
 ///
@@ -18,6 +27,7 @@ pub struct KvCache {
     pub layers: Vec<LayerKv>,
     /// Of a model with an encoder: what the encoder reads. `None` for other models.
     pub encoder: Option<EncoderInput>,
+    checkpoints: Checkpoints,
 }
 
 /// The tokens of a sequence of an encoder-decoder model. The encoder reads those of the prompt, the decoder a start
@@ -43,7 +53,7 @@ impl KvCache {
         let shapes: Vec<LayerShape> = layers.collect();
         let (behind, places) = (kept_behind(&shapes, pool), pool.places(&shapes, before));
         let layers = shapes.iter().zip(places).map(|(shape, place)| LayerKv::new(shape, place, behind, pool)).collect();
-        KvCache { len: 0, layers, encoder: None }
+        KvCache { len: 0, layers, encoder: None, checkpoints: Checkpoints::new(pool.checkpoints()) }
     }
 
     /// An empty cache of a model with an encoder. Keys and values of its output are where those of the layer are.
@@ -65,19 +75,63 @@ impl KvCache {
         self.layers.iter().map(LayerKv::bytes).sum()
     }
 
+    /// Takes these positions as the ones to which the sequence shall be able to go back.
+    pub fn pin(&mut self, positions: Vec<usize>) {
+        self.checkpoints.pin(positions);
+    }
+
+    /// Positions to pin among the next `tokens`.
+    pub fn pins_within(&self, tokens: usize) -> usize {
+        self.checkpoints.wanted_within(self.len, self.len + tokens)
+    }
+
+    /// Gives the memory of pinned positions back; false if there are none.
+    pub fn unpin(&mut self) -> bool {
+        let had = self.checkpoints.unpin();
+        if had {
+            self.tell_layers();
+            self.layers.iter_mut().for_each(LayerKv::unpin);
+        }
+        had
+    }
+
+    /// Lets the layers know which checkpoints are kept while the next `tokens` tokens are computed.
+    pub(crate) fn begin(&mut self, tokens: usize) {
+        if self.encoder.is_none() && self.checkpoints.advance(self.len, self.len + tokens) {
+            self.tell_layers();
+        }
+    }
+
+    fn tell_layers(&mut self) {
+        let kept = self.checkpoints.kept();
+        self.layers.iter_mut().for_each(|layer| layer.kept = kept.clone());
+    }
+
+    /// How many of the first `len` tokens can be kept, at most. Rows of attention can always be dropped, but those
+    /// behind a sliding window may have been given back; convolutions and recurrences can go back to a checkpoint.
+    pub fn keepable(&self, len: usize) -> usize {
+        let mut keep = len.min(self.len);
+        if self.encoder.is_some() {
+            return keep;
+        }
+        while let Some(less) = self.layers.iter().map(|layer| layer.keepable(keep)).find(|kept| *kept < keep) {
+            keep = less;
+        }
+        keep
+    }
+
     /// Keeps the first `len` tokens, or as many of them as is possible, and returns their number: the caller computes
-    /// the others again. Rows of attention can always be dropped, but those behind a sliding window may have been given
-    /// back; convolutions and recurrences can go back to a checkpoint.
+    /// the others again.
     pub fn truncate(&mut self, len: usize) -> usize {
         if self.encoder.is_some() {
             return self.truncate_encoded(len);
         }
-        let mut keep = len.min(self.len);
-        while let Some(less) = self.layers.iter().map(|layer| layer.keepable(keep)).find(|kept| *kept < keep) {
-            keep = less;
-        }
+        let keep = self.keepable(len);
         self.len = keep;
         self.layers.iter_mut().for_each(|layer| layer.truncate(keep));
+        if self.checkpoints.truncate(keep) {
+            self.tell_layers();
+        }
         keep
     }
 
@@ -99,7 +153,15 @@ impl KvCache {
     /// Writes the state of all layers, which [`Decoder::load_kv_cache`](crate::Decoder::load_kv_cache) reads. The
     /// caller guarantees a model without an encoder, and a KV cache in main memory.
     pub fn save(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.checkpoints.kept().save(out)?;
         self.layers.iter().try_for_each(|layer| layer.save(out))
+    }
+
+    /// Takes the checkpoints that were saved, for a sequence of `len` tokens.
+    pub(crate) fn load_checkpoints(&mut self, len: usize, from: &mut SavedState) -> Result<(), SavedStateError> {
+        self.checkpoints.load(KeptPositions::load(len, from)?);
+        self.tell_layers();
+        Ok(())
     }
 
     /// A cache of the first `len` tokens, or of as many of them as is possible, which shares memory with this one.
@@ -134,6 +196,8 @@ pub struct LayerKv {
     pub auxiliary: Vec<AuxiliaryRows>,
     /// Why rows have been given back.
     mask: AttentionMask,
+    /// Positions at which checkpoints are kept.
+    kept: Arc<KeptPositions>,
     /// Positions behind a window whose rows are kept.
     kept_behind: usize,
 }
@@ -155,25 +219,56 @@ impl LayerKv {
                 .map(|shape| AuxiliaryRows::new(*shape, place, kept_behind, pool))
                 .collect(),
             mask: AttentionMask::Causal,
+            kept: Arc::default(),
             kept_behind,
         }
     }
 
-    /// Gives the pages of keys and values back that no later query with this mask sees, save a few for the sake of
-    /// rewinding.
+    /// Gives the pages of keys and values back that no later query with this mask sees, nor one behind a pinned
+    /// position, save a few for the sake of rewinding.
     pub fn release_unseen(&mut self, mask: AttentionMask) {
         self.mask = mask;
         let unseen = mask.first_visible(self.keys.len()).saturating_sub(self.kept_behind);
-        self.keys.release_before(unseen);
-        self.values.release_before(unseen);
+        let pinned: PinnedRows = self.kept.pinned.iter().map(|at| self.needed(*at)).collect();
+        self.keys.release_before(unseen, &pinned);
+        self.values.release_before(unseen, &pinned);
+    }
+
+    fn unpin(&mut self) {
+        self.keys.forget_behind();
+        self.values.forget_behind();
+        self.auxiliary.iter_mut().for_each(|auxiliary| auxiliary.rows.forget_behind());
+        self.recurrent.keep_only(&self.kept);
+    }
+
+    /// Gives the pages of auxiliary rows back that no later token needs, nor one behind a pinned position.
+    pub fn release_unneeded(&mut self, kind: usize) {
+        self.auxiliary[kind].release_unneeded(&self.kept.pinned);
+    }
+
+    /// As [`RecurrentState::extend`], with the checkpoints that are kept.
+    pub(crate) fn extend_recurrent(&mut self, tokens: usize, lens: StateLens, first_row: usize) -> Result<StateSpan> {
+        self.recurrent.extend(tokens, lens, first_row, &self.kept)
+    }
+
+    /// As [`RecurrentState::fill`], with the checkpoints that are kept.
+    pub fn fill_recurrent(&mut self, tokens: usize, lens: StateLens, rng: &mut Rng) -> Result<()> {
+        self.recurrent.fill(tokens, lens, rng, &self.kept)
+    }
+
+    /// The rows of keys and values that are needed after `len` tokens.
+    fn needed(&self, len: usize) -> Range<usize> {
+        needed_rows(self.mask.first_visible(len), len)
     }
 
     /// How many of the first `len` tokens can be kept.
     fn keepable(&self, len: usize) -> usize {
-        let seen = self.mask.first_visible(len);
-        let all_there =
-            self.keys.first_position() <= seen && self.auxiliary.iter().all(|auxiliary| auxiliary.can_keep(len));
-        if all_there { self.recurrent.keepable(len) } else { 0 }
+        let has_rows = |len: &usize| {
+            self.keys.has(&self.needed(*len)) && self.auxiliary.iter().all(|auxiliary| auxiliary.can_keep(*len))
+        };
+        let pinned = self.kept.pinned.iter().copied().filter(|at| *at < len);
+        let kept = if has_rows(&len) { len } else { pinned.filter(has_rows).max().unwrap_or(0) };
+        self.recurrent.keepable(kept)
     }
 
     fn save(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -199,15 +294,15 @@ impl LayerKv {
             self.values = KvRows::load(pool, values, len, seen, from)?;
         }
         if let Some(lens) = shape.recurrent {
-            self.recurrent = RecurrentState::load(pool, lens, len, from)?;
+            self.recurrent = RecurrentState::load(pool, lens, len, &self.kept, from)?;
         }
         self.mask = shape.mask;
         self.auxiliary.iter_mut().try_for_each(|auxiliary| auxiliary.load(len, pool, from))
     }
 
     fn truncate(&mut self, len: usize) {
-        self.keys.truncate(len);
-        self.values.truncate(len);
+        self.keys.truncate(self.needed(len));
+        self.values.truncate(self.needed(len));
         self.recurrent.truncate(len);
         self.auxiliary.iter_mut().for_each(|auxiliary| auxiliary.truncate(len));
     }
@@ -215,8 +310,8 @@ impl LayerKv {
     /// Drops everything.
     pub fn clear(&mut self) {
         self.truncate(0);
-        self.encoder_keys.truncate(0);
-        self.encoder_values.truncate(0);
+        self.encoder_keys.truncate(0..0);
+        self.encoder_values.truncate(0..0);
     }
 
     fn bytes(&self) -> usize {

@@ -9,7 +9,7 @@ use larder_kernels::widen;
 use super::*;
 use crate::kv::{AuxiliaryShape, KvFormat, KvUsage, RowShape, StateLens};
 
-const POLICY: CheckpointPolicy = CheckpointPolicy { every: 50, most: 3 };
+const POLICY: CheckpointPolicy = CheckpointPolicy { every: 50, most: 3, pins: 3 };
 
 /// What a layer of the test is made of.
 #[derive(Clone, Copy)]
@@ -92,6 +92,7 @@ fn reloaded(cache: &KvCache, pool: &Arc<KvPool>) -> KvCache {
         cache.save(&mut bytes).unwrap();
         let mut rest = &bytes[..];
         let mut from = SavedState::new(&mut rest, bytes.len() as u64);
+        loaded.load_checkpoints(cache.len, &mut from).unwrap();
         for (layer, kind) in loaded.layers.iter_mut().zip(LAYERS) {
             layer.load(kind.shape(), cache.len, pool, &mut from).unwrap();
         }
@@ -113,18 +114,19 @@ fn rows(tokens: &[u32], part: usize, heads: usize, width: usize) -> Vec<f32> {
 
 /// Appends the rows of the blocks that end with one of the tokens; the value of a row is that of its block's last
 /// token.
-fn append_auxiliary(rows: &mut AuxiliaryRows, part: usize, shape: &AuxiliaryShape, before: usize, tokens: &[u32]) {
+fn append_auxiliary(layer: &mut LayerKv, kind: usize, shape: &AuxiliaryShape, before: usize, tokens: &[u32]) {
     for (at, token) in (before + 1..).zip(tokens) {
         if at.is_multiple_of(shape.tokens_per_row) {
-            rows.append(&self::rows(&[*token], part, 1, shape.row.width)).unwrap();
+            layer.auxiliary[kind].append(&rows(&[*token], kind + 1, 1, shape.row.width)).unwrap();
         }
-        rows.release_unneeded();
+        layer.release_unneeded(kind);
     }
 }
 
 /// Appends tokens to a cache, as a forward pass does.
 fn append(cache: &mut KvCache, tokens: &[u32]) {
     let before = cache.len;
+    cache.begin(tokens.len());
     for (layer, kind) in cache.layers.iter_mut().zip(LAYERS) {
         match kind {
             Kind::Attention { heads, widths, mask } => {
@@ -135,11 +137,11 @@ fn append(cache: &mut KvCache, tokens: &[u32]) {
             Kind::Latent { width, auxiliary } => {
                 layer.keys.append(&rows(tokens, 0, 1, width), 1, width).unwrap();
                 for (i, shape) in auxiliary.iter().enumerate() {
-                    append_auxiliary(&mut layer.auxiliary[i], i + 1, shape, before, tokens);
+                    append_auxiliary(layer, i, shape, before, tokens);
                 }
             }
             Kind::Recurrent(lens) => {
-                layer.recurrent.take_in(tokens.len(), lens, |state, at| {
+                layer.recurrent.take_in(tokens.len(), lens, &layer.kept, |state, at| {
                     let token = tokens[at] as f32;
                     state.copy_from_slice(&[token, state[1] + 1.0, (state[2] * 3.0 + token) % 1009.0]);
                 });
@@ -158,6 +160,9 @@ struct Naive {
     state: Option<usize>,
     /// Positions and states.
     checkpoints: Vec<(usize, usize)>,
+    regular: Vec<usize>,
+    pinned: Vec<usize>,
+    wanted: Vec<usize>,
 }
 
 impl Naive {
@@ -186,11 +191,23 @@ impl Naive {
         let shared = |id: usize| others.contains(&id) || self.checkpoints.iter().any(|(_, state)| *state == id);
         let state = self.state.filter(|id| !shared(*id)).unwrap_or_else(fresh);
         self.state = Some(state);
-        if (at + 1).is_multiple_of(POLICY.every) {
-            self.checkpoints.push((at + 1, state));
-            let at: Vec<usize> = self.checkpoints.iter().map(|(at, _)| *at).collect();
-            POLICY.superfluous(&at).map(|i| self.checkpoints.remove(i));
+        let (is_regular, is_pinned) = ((at + 1).is_multiple_of(POLICY.every), self.wanted.contains(&(at + 1)));
+        if is_regular {
+            self.regular.push(at + 1);
+            POLICY.superfluous(&self.regular).map(|i| self.regular.remove(i));
         }
+        if is_pinned {
+            self.pinned.push(at + 1);
+            if self.pinned.len() > POLICY.pins {
+                let unwanted = self.pinned.iter().position(|pinned| !self.wanted.contains(pinned));
+                self.pinned.remove(unwanted.unwrap_or(0));
+            }
+        }
+        if is_regular || is_pinned {
+            self.checkpoints.push((at + 1, state));
+        }
+        let Naive { regular, pinned, checkpoints, .. } = self;
+        checkpoints.retain(|(at, _)| regular.contains(at) || pinned.contains(at));
     }
 
     /// Gives pages back, after a pass.
@@ -200,22 +217,35 @@ impl Naive {
             let tokens = self.tokens.len() / tokens_per_row * tokens_per_row;
             let behind = REWIND_POSITIONS + POLICY.every;
             let first = mask.first_visible(tokens).saturating_sub(behind) / tokens_per_row / KV_PAGE_TOKENS;
-            pages.iter_mut().take(first).for_each(|page| *page = None);
+            let is_pinned =
+                |page: usize| self.pinned.iter().any(|at| pages_needed(PARTS[*i][*part], *at).contains(&page));
+            let released = pages.iter_mut().enumerate().take(first).filter(|(page, _)| !is_pinned(*page));
+            released.for_each(|(_, page)| *page = None);
         }
     }
 
     /// How many of the first `len` tokens can be kept.
     fn keepable(&self, len: usize) -> usize {
-        if len >= self.tokens.len() {
-            return self.tokens.len();
+        let mut keep = len.min(self.tokens.len());
+        while let Some(less) = (0..LAYERS.len()).map(|i| self.keepable_in(i, keep)).find(|kept| *kept < keep) {
+            keep = less;
         }
-        let keep = self.checkpoints.iter().map(|(at, _)| *at).filter(|at| *at <= len).max().unwrap_or(0);
-        let all_there = self.pages.iter().all(|((i, part), pages)| {
-            let AuxiliaryShape { tokens_per_row, mask, .. } = PARTS[*i][*part];
-            let first = mask.first_visible(keep) / tokens_per_row / KV_PAGE_TOKENS;
-            pages.iter().skip(first).all(Option::is_some)
-        });
-        if all_there { keep } else { 0 }
+        keep
+    }
+
+    fn keepable_in(&self, layer: usize, len: usize) -> usize {
+        if let Kind::Recurrent(_) = LAYERS[layer] {
+            let all = self.checkpoints.iter().map(|(at, _)| *at).chain([self.tokens.len()]);
+            return all.filter(|at| *at <= len).max().unwrap_or(0);
+        }
+        let has_rows = |len: &usize| {
+            PARTS[layer].iter().enumerate().all(|(part, shape)| {
+                let pages = self.pages.get(&(layer, part)).map_or(&[][..], |pages| pages);
+                pages_needed(*shape, *len).all(|page| pages.get(page).is_some_and(Option::is_some))
+            })
+        };
+        let pinned = self.pinned.iter().copied().filter(|at| *at < len);
+        if has_rows(&len) { len } else { pinned.filter(has_rows).max().unwrap_or(0) }
     }
 
     fn truncate(&mut self, len: usize) -> usize {
@@ -227,6 +257,8 @@ impl Naive {
                 pages.truncate(rows.div_ceil(KV_PAGE_TOKENS));
             }
             self.checkpoints.retain(|(at, _)| *at <= keep);
+            self.regular.retain(|at| *at <= keep);
+            self.pinned.retain(|at| *at <= keep);
             self.state = self.checkpoints.last().map(|(_, state)| *state);
         }
         keep
@@ -273,8 +305,8 @@ impl Naive {
     fn check_rows(&self, place: (usize, usize), rows: &KvRows, format: KvFormat, shape: AuxiliaryShape) {
         let AuxiliaryShape { row: RowShape { heads, width }, tokens_per_row, .. } = shape;
         let pages = self.pages.get(&place).map_or(&[][..], |pages| pages);
-        let first = pages.iter().take_while(|page| page.is_none()).count();
-        assert_eq!((rows.len(), rows.stored_pages()), (self.tokens.len() / tokens_per_row, first..pages.len()));
+        let stored: Vec<usize> = (0..pages.len()).filter(|page| pages[*page].is_some()).collect();
+        assert_eq!((rows.len(), rows.stored_pages()), (self.tokens.len() / tokens_per_row, stored));
         let row_bytes = format.row_bytes(width);
         let mut wanted = vec![0; row_bytes];
         let mut values_of_row = vec![0.0; width.next_multiple_of(format.kind().block_len())];
@@ -294,11 +326,18 @@ impl Naive {
     fn check_state(&self, layer: &LayerKv, lens: StateLens) {
         let mut state = layer.recurrent.clone();
         let mut found = Vec::new();
-        state.take_in(1, lens, |state, _| found = state.to_vec());
+        state.take_in(1, lens, &layer.kept, |state, _| found = state.to_vec());
         let sum = self.tokens.iter().fold(0.0, |sum, token| (sum * 3.0 + *token as f32) % 1009.0);
         let last = self.tokens.last().map_or(0.0, |token| *token as f32);
         assert_eq!(found, [last, self.tokens.len() as f32, sum]);
     }
+}
+
+/// The pages of a part that are needed after `tokens` tokens.
+fn pages_needed(shape: AuxiliaryShape, tokens: usize) -> Range<usize> {
+    let rows = tokens / shape.tokens_per_row;
+    let first = shape.first_needed(tokens).min(rows);
+    first.min(rows / KV_PAGE_TOKENS * KV_PAGE_TOKENS) / KV_PAGE_TOKENS..rows.div_ceil(KV_PAGE_TOKENS)
 }
 
 /// Everything that all sequences together use.
@@ -330,7 +369,7 @@ fn a_thousand_sequences_are_those_in_plain_vectors() {
         let mut all: Vec<(KvCache, Naive)> = Vec::new();
         let (mut kept, mut partly, mut lost) = (0, 0, 0);
         while opened < 1000 {
-            let (which, what) = (below(all.len().max(1)), below(10));
+            let (which, what) = (below(all.len().max(1)), below(11));
             match what {
                 0 if all.len() < 12 => {
                     all.push((new_cache(&pool), Naive::default()));
@@ -359,6 +398,16 @@ fn a_thousand_sequences_are_those_in_plain_vectors() {
                     let (cache, naive) = &mut all[which];
                     *cache = reloaded(cache, &pool);
                     naive.renumber(&mut next);
+                    naive.wanted.clear();
+                }
+                7 if !all.is_empty() => {
+                    let (cache, naive) = &mut all[which];
+                    let mut positions: Vec<usize> = (0..below(4)).map(|_| 1 + below(cache.len + 400)).collect();
+                    positions.extend(naive.pinned.first());
+                    positions.sort_unstable();
+                    positions.dedup();
+                    cache.pin(positions.clone());
+                    naive.wanted = positions;
                 }
                 _ if !all.is_empty() => {
                     let others = ids_but(&all, which);

@@ -211,7 +211,7 @@ impl Mixer for Attention {
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
         let AttentionShape { kv_heads, head_dim, value_dim, .. } = self.shape;
         if let Some(inputs) = self.convolved() {
-            state.recurrent.fill(tokens, inputs.state_lens(), rng)?;
+            state.fill_recurrent(tokens, inputs.state_lens(), rng)?;
         }
         for start in (0..tokens).step_by(KV_PAGE_TOKENS) {
             let rows = KV_PAGE_TOKENS.min(tokens - start) * kv_heads;

@@ -90,7 +90,7 @@ impl BlockKeys<'_> {
             });
             write_rows(keys, rotation, &blocks, |span| &states.of(span).auxiliary[first + 1].rows, ops)?;
         }
-        new.iter().for_each(|rows| states.of_mut(rows.span).auxiliary[first].release_unneeded());
+        new.iter().for_each(|rows| states.of_mut(rows.span).release_unneeded(first));
         Ok(())
     }
 }

@@ -141,7 +141,7 @@ impl Mixer for NGramFeatures {
     }
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
-        state.recurrent.fill(tokens, self.state_lens(), rng)
+        state.fill_recurrent(tokens, self.state_lens(), rng)
     }
 
     fn ngram_rows(&self) -> Option<RowTraffic> {

@@ -114,7 +114,7 @@ impl Mixer for ShortConv {
     }
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
-        state.recurrent.fill(tokens, self.state_lens(), rng)
+        state.fill_recurrent(tokens, self.state_lens(), rng)
     }
 
     fn scratch(&self, hidden: usize) -> TokenScratch {

@@ -19,6 +19,7 @@ use crate::error::ApiError;
 use crate::model::ServedModel;
 use crate::prompt::context::{ContextPlan, ContextUse};
 use crate::queue::job::{CompiledGrammar, GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta};
+use crate::sequences::history::CacheMiss;
 use crate::sequences::slots::BusySlot;
 use crate::telemetry::live::NewToken;
 
@@ -65,6 +66,7 @@ pub struct ActiveRequest<'m> {
     context: ContextPlan,
     prompt_tokens: usize,
     cached_tokens: usize,
+    miss: Option<CacheMiss>,
     received: Instant,
     deadline: Instant,
     started: Instant,
@@ -83,7 +85,7 @@ impl<'m> ActiveRequest<'m> {
     pub fn new(
         job: GenerationJob,
         (slot, sequence): (usize, Sequence),
-        cached_tokens: usize,
+        (cached_tokens, miss): (usize, Option<CacheMiss>),
         model: &'m ServedModel,
         drafting: &Drafting,
     ) -> Self {
@@ -117,6 +119,7 @@ impl<'m> ActiveRequest<'m> {
             context,
             prompt_tokens: prompt.len(),
             cached_tokens,
+            miss,
             received,
             deadline,
             started: Instant::now(),
@@ -157,6 +160,16 @@ impl<'m> ActiveRequest<'m> {
     /// Time since it left the queue.
     pub fn age(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Gives the memory of pinned positions back; false if there are none.
+    pub fn unpin(&mut self) -> bool {
+        self.sequence.unpin()
+    }
+
+    /// Its sequence.
+    pub fn sequence(&self) -> &Sequence {
+        &self.sequence
     }
 
     /// The slot that it has.
@@ -398,6 +411,7 @@ impl<'m> ActiveRequest<'m> {
             stop_string: self.writer.stop_string(),
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
+            miss: self.miss,
             generated_tokens: self.writer.written(),
             context: ContextUse {
                 tokens: self.context_tokens(),
@@ -412,10 +426,12 @@ impl<'m> ActiveRequest<'m> {
             let ms = |time: Duration| time.as_millis() as u64;
             let GenerationSummary { prompt_tokens, cached_tokens, generated_tokens, .. } = summary;
             let ContextUse { tokens: context_tokens, cut, .. } = summary.context;
+            let cache_miss = summary.miss.map(|miss| miss.to_string());
             let (queued_ms, prefill_ms, decode_ms) = (ms(summary.queued), ms(summary.prefill), ms(summary.decode));
             tracing::info!(
                 prompt_tokens,
                 cached_tokens,
+                cache_miss,
                 generated_tokens,
                 context_tokens,
                 dropped_turns = cut.dropped_turns,

@@ -50,6 +50,11 @@ impl larder_serve::Engine for ServedEngine {
             + memory.recurrent_bytes(tokens, &pool.checkpoints())
     }
 
+    fn growth_bytes(&self, from: usize, to: usize, pins: usize) -> u64 {
+        let (pool, memory) = (self.engine.decoder.kv_pool(), &self.model.blueprint.sequence_memory);
+        memory.growth_bytes((from, to, pins), pool.format().kind(), &pool.checkpoints())
+    }
+
     fn new_sequence(&mut self) {
         self.engine.experts.new_sequence();
     }

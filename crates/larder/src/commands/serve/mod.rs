@@ -28,6 +28,8 @@ use opener::ModelOpener;
 
 /// Largest file of keys, certificates, and largest chat template.
 const FILE_BYTES_MAX: u64 = 4 << 20;
+/// Sequences in the prefix cache without --sessions, active ones included; they share the memory of --parallel.
+const SLOTS: usize = 32;
 
 /// Serves HTTP until a signal ends it.
 pub fn run(args: ServeArgs) -> Result<()> {
@@ -89,6 +91,7 @@ fn options(args: &ServeArgs) -> ServerOptions {
     ServerOptions {
         parallel: args.parallel,
         sessions: args.sessions.unwrap_or(args.parallel).max(args.parallel),
+        slots: args.sessions.unwrap_or(SLOTS).max(args.parallel),
         step_time: Duration::from_secs_f64(args.step_time),
         session_disk: args.session_dir.clone().map(|folder| SessionDisk { folder, limit_bytes: args.session_disk.0 }),
         context_full: args.context_full,

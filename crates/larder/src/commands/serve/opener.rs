@@ -10,7 +10,7 @@ use larder_runtime::{
     AvailableMemory, CacheSize, ContextSize, DeviceKind, InferenceEngine, OpenModel, Options, TextCodec, plan_inputs,
     plan_inputs_in,
 };
-use larder_serve::{Engine, FilesCheck, ModelFacts, ServedModel, ServerOptions, TOKENIZER_THREADS};
+use larder_serve::{Engine, FilesCheck, ModelFacts, PINS, ServedModel, ServerOptions, TOKENIZER_THREADS};
 use larder_text::ChatFormat;
 
 use super::engine::ServedEngine;
@@ -52,6 +52,7 @@ impl ModelOpener {
         let mut options = Options {
             sequences: server.sessions + saved,
             whole_contexts: 1 + saved,
+            pins: PINS,
             prompt_bytes_per_token: text.tokenizer.longest_text(1).saturating_mul(TOKENIZER_THREADS),
             program_bytes: server.bytes(settings.options.context.at_most(model.blueprint.context)),
             kv_limit_bytes: args.kv_mem.map(|size| size.0),

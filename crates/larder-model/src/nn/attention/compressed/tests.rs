@@ -121,7 +121,7 @@ fn entries_are_those_of_the_definition_whatever_the_chunks() {
         let shape = CompressorShape { hidden: HIDDEN, width: WIDTH, rate, overlap };
         let (compressor, parts) = compressor(shape);
         let compute = ComputeContext {
-            kv_checkpoints: CheckpointPolicy { every: 50, most: 3 },
+            kv_checkpoints: CheckpointPolicy { every: 50, most: 3, pins: 0 },
             ..ComputeContext::single_threaded()
         };
         let whole = entries(&compressor, &compute, &x, tokens);

@@ -66,7 +66,7 @@ impl DeltaRule {
     }
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
-        state.recurrent.fill(tokens, self.state_lens(), rng)
+        state.fill_recurrent(tokens, self.state_lens(), rng)
     }
 
     /// What a mixer allocates per token that holds `products` values of the matmuls of its input, with `decays` decays.

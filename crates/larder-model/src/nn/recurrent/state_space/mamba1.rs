@@ -116,7 +116,7 @@ impl Mixer for Mamba1 {
     }
 
     fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
-        state.recurrent.fill(tokens, self.state_lens(), rng)
+        state.fill_recurrent(tokens, self.state_lens(), rng)
     }
 
     fn scratch(&self, hidden: usize) -> TokenScratch {
