@@ -17,8 +17,8 @@ pub trait Engine: Send {
     /// The most bytes of the KV cache of a sequence of this many tokens.
     fn sequence_bytes(&self, tokens: usize) -> u64;
 
-    /// The most bytes by which a sequence of `from` tokens grows when those up to `to` are computed, of which `pins` are
-    /// pinned.
+    /// The most bytes by which a sequence of `from` tokens grows when those up to `to` are computed, of which `pins`
+    /// are pinned.
     fn growth_bytes(&self, from: usize, to: usize, pins: usize) -> u64;
 
     /// Tells eviction and routing that the next tokens are unrelated to the last ones.

@@ -51,7 +51,7 @@ fn windows_and_chunks_give_pages_back() {
 
 #[test]
 fn a_rewind_recomputes_only_what_no_checkpoint_holds() {
-    let policy = CheckpointPolicy { every: 8, most: 3 };
+    let policy = CheckpointPolicy { every: 8, most: 3, pins: 0 };
     let (long, other, mut partly) = (tokens(100, 1), tokens(9, 5), 0);
     for folder in golden_models() {
         let model = model(&folder);
@@ -78,6 +78,34 @@ fn a_rewind_recomputes_only_what_no_checkpoint_holds() {
         assert_eq!(decoder.kv_pool().usage(), KvUsage::default());
     }
     assert!(partly >= 6, "{partly} went back to a checkpoint");
+}
+
+#[test]
+fn every_model_goes_back_to_pinned_positions() {
+    let policy = CheckpointPolicy { every: 8, most: 3, pins: 3 };
+    let (long, other, at) = (tokens(300, 1), tokens(9, 5), [5, 33, 150]);
+    for folder in golden_models() {
+        let model = model(&folder);
+        let decoder = model.decoder_by(ComputeContext { kv_checkpoints: policy, ..context() }).unwrap();
+        let mut experts = model.resident();
+        let mut fresh = |tokens: &[u32]| read(&decoder, &mut experts, &mut decoder.new_kv_cache(), tokens, 64);
+        let want = at.map(|at| fresh(&[&long[..at], &other].concat()));
+        for piece in [300, 37, 1] {
+            let mut cache = decoder.new_kv_cache();
+            cache.pin(at.to_vec());
+            read(&decoder, &mut experts, &mut cache, &long, piece);
+            for (at, want) in at.iter().zip(&want) {
+                let mut fork = cache.fork(*at);
+                let next = cache.keepable(at + 1);
+                assert!(fork.len == *at && [*at, at + 1].contains(&next), "{}: {next}", folder.display());
+                assert!(read(&decoder, &mut experts, &mut fork, &other, 4) == *want, "{}", folder.display());
+            }
+            let before = decoder.kv_pool().usage().bytes();
+            let gives_back = cache.unpin() && decoder.kv_pool().usage().bytes() < before;
+            assert!(!cache.unpin() && (gives_back || cache.keepable(33) == 33), "{}", folder.display());
+        }
+        assert_eq!(decoder.kv_pool().usage(), KvUsage::default());
+    }
 }
 
 #[test]

@@ -119,8 +119,8 @@ impl Sequence {
         common_prefix_len(&self.tokens, prompt)
     }
 
-    /// How many of the tokens of the common prefix with `prompt` need not be computed again if the sequence goes back to
-    /// it.
+    /// How many of the tokens of the common prefix with `prompt` need not be computed again if the sequence goes back
+    /// to it.
     pub fn reusable_prefix(&self, prompt: &[u32]) -> usize {
         self.cache.keepable(self.common_prefix(prompt))
     }

@@ -96,8 +96,8 @@ impl KvRows {
         pages_of(positions).take_while(|page| *page < self.first_page).all(is_behind)
     }
 
-    /// Keeps the positions before the end of `needed` and gives the pages of the others back. The caller guarantees that
-    /// the rows needed are stored, and so is the last page if it is not full.
+    /// Keeps the positions before the end of `needed` and gives the pages of the others back. The caller guarantees
+    /// that the rows needed are stored, and so is the last page if it is not full.
     pub fn truncate(&mut self, needed: Range<usize>) {
         self.len = self.len.min(needed.end);
         let (first, end) = (needed.start.min(self.len) / KV_PAGE_TOKENS, self.len.div_ceil(KV_PAGE_TOKENS));

@@ -1,5 +1,5 @@
-//! Where the turns of a prompt begin. Later prompts are likely to go back there: those of the same conversation after its
-//! last turns, others with the same tools after the system text.
+//! Where the turns of a prompt begin. Later prompts are likely to go back there: those of the same conversation after
+//! its last turns, others with the same tools after the system text.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -44,28 +44,28 @@ impl PromptTurns {
     }
 
     /// The block that a position is in.
-    pub fn block(&self, at: usize) -> Block {
+    pub fn block(&self, at: usize) -> PromptBlock {
         match self.begins.partition_point(|begin| *begin <= at) {
-            0 => Block::Start,
-            turn => Block::Turn(turn - 1),
+            0 => PromptBlock::Start,
+            turn => PromptBlock::Turn(turn - 1),
         }
     }
 }
 
 /// A part of a prompt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Block {
+pub enum PromptBlock {
     /// What is before the first mark of a turn: system text and tools, or a prompt without turns.
     Start,
     /// A turn, counted from 0: system text and tools are the first where they have a mark.
     Turn(usize),
 }
 
-impl fmt::Display for Block {
+impl fmt::Display for PromptBlock {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            Block::Start => f.write_str("its start"),
-            Block::Turn(turn) => write!(f, "turn {turn}"),
+            PromptBlock::Start => f.write_str("its start"),
+            PromptBlock::Turn(turn) => write!(f, "turn {turn}"),
         }
     }
 }

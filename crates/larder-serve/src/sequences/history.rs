@@ -5,7 +5,7 @@ use std::fmt;
 
 use larder_engine::SequenceOrigin;
 
-use crate::prompt::turns::{Block, PromptTurns};
+use crate::prompt::turns::{PromptBlock, PromptTurns};
 
 /// The most tokens of all prompts, of four bytes each.
 const TOKENS_MAX: usize = 1 << 20;
@@ -50,7 +50,7 @@ pub struct CacheMiss {
     /// Tokens that an earlier prompt begins with as well.
     pub common: usize,
     /// The block that the next token is in.
-    pub block: Block,
+    pub block: PromptBlock,
 }
 
 impl fmt::Display for CacheMiss {

@@ -41,8 +41,8 @@ impl PrefixCache {
         self.slots.len()
     }
 
-    /// How a sequence of an earlier request serves `prompt`, if some of its tokens need not be computed again: that with
-    /// the most. It is taken if it loses little by that, else copied to a slot that loses less, and cut where there is
+    /// How a sequence of an earlier request serves `prompt`, if some of its tokens need not be computed again: that
+    /// with the most. It is taken if it loses little by that, else copied to a slot that loses less, and cut where there is
     /// none.
     pub fn best(&self, prompt: &[u32]) -> Option<Reuse> {
         let shared = self.idle().map(|(id, sequence)| (sequence.reusable_prefix(prompt), id, sequence));
@@ -66,7 +66,7 @@ impl PrefixCache {
         self.idle().map(|(_, sequence)| sequence.reusable_prefix(prompt)).max().unwrap_or(0)
     }
 
-    /// What is lost when a slot's sequence is dropped: its tokens that no other idle one begins with, times the requests
+    /// The loss when a slot's sequence is dropped: its tokens that no other idle one begins with, times the requests
     /// that it has served; more for one that was used later.
     fn worth(&self, id: usize) -> u64 {
         match self.slots[id] {
