@@ -1,8 +1,8 @@
 //! The state of a sequence as bytes, and back: all that layers keep of its tokens, bit for bit.
 //!
 //! First the positions of checkpoints, at equal distances and pinned: of each kind their number (u32) and the tokens
-//! before each (u64). Then the layers follow each other in order. Of each there are keys, values, recurrent state and auxiliary rows, as far as
-//! it has them. Numbers have little-endian order.
+//! before each (u64). Then the layers follow each other in order. Of each there are keys, values, recurrent state and
+//! auxiliary rows, as far as it has them. Numbers have little-endian order.
 //!
 //! - Keys and values: the number of the first page that is stored (u32), then the rows of all positions from that page
 //!   on, `[positions, heads, row]`, in the number format of the KV cache; then the number of pages before that which

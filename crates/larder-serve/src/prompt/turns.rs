@@ -55,7 +55,7 @@ impl PromptTurns {
 /// A part of a prompt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PromptBlock {
-    /// What is before the first mark of a turn: system text and tools, or a prompt without turns.
+    /// The text before the first mark of a turn: system text and tools, or a prompt without turns.
     Start,
     /// A turn, counted from 0: system text and tools are the first where they have a mark.
     Turn(usize),

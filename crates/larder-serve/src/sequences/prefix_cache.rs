@@ -42,8 +42,8 @@ impl PrefixCache {
     }
 
     /// How a sequence of an earlier request serves `prompt`, if some of its tokens need not be computed again: that
-    /// with the most. It is taken if it loses little by that, else copied to a slot that loses less, and cut where there is
-    /// none.
+    /// with the most. It is taken if it loses little by that, else copied to a slot that loses less, and cut where
+    /// there is none.
     pub fn best(&self, prompt: &[u32]) -> Option<Reuse> {
         let shared = self.idle().map(|(id, sequence)| (sequence.reusable_prefix(prompt), id, sequence));
         let (shared, id, sequence) = shared.max_by_key(|(shared, id, _)| (*shared, *id)).filter(|best| best.0 > 0)?;
