@@ -85,7 +85,9 @@ impl DecodeLoop<'_> {
                 std::thread::sleep(STALL);
             }
         }
-        self.slots.save_all();
+        if let bytes @ 1.. = self.slots.end() {
+            tracing::info!(bytes, "sequences were written");
+        }
         self.engine.end();
     }
 
@@ -336,7 +338,7 @@ impl DecodeLoop<'_> {
             self.shared.server.live.publish(event.json(&self.shared.model, work, &status, &visits, lengths));
         }
         let in_flight = self.active.iter().map(ActiveRequest::tokens).sum();
-        self.shared.metrics.lock().step(work, &status, in_flight);
+        self.shared.metrics.lock().step(work, &status, in_flight, self.slots.written_bytes());
     }
 
     fn execute(&mut self, command: EngineCommand) {

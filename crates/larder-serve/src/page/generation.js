@@ -72,7 +72,10 @@ class Generation {
     this.answer.reasoning += choice?.delta.reasoning_content ?? "";
     this.answer.text += choice?.delta.content ?? "";
     this.#finish ??= choice?.finish_reason;
-    if (chunk.timings) this.answer.timings = timingsOf(chunk.timings);
+    if (chunk.timings) {
+      this.answer.timings = timingsOf(chunk.timings);
+      this.answer.miss = chunk.timings.cache_miss_reason;
+    }
     if (chunk.context_use) this.answer.use = chunk.context_use;
     if (performance.now() - this.#savedAt > SAVE_MS) this.#save();
     showGrowth(this.answer);

@@ -140,7 +140,9 @@ class AnswerView extends MessageView {
     if (notices.length) this.tools.before(make("p", "notice quiet", notices.join(" ")));
     const again = canChange ? [toolButton(end === "failed" ? "Try again" : "Regenerate", () => regenerate(this.message))] : [];
     const copy = text ? [copyButton(() => text, "Copy this answer")] : [];
-    return [...copy, ...again, ...this.versionSwitch(versions), make("span", "quiet", answerNotes(this.message).join(" · "))];
+    const notes = make("span", "quiet", answerNotes(this.message).join(" · "));
+    if (this.message.miss) notes.title = `Prefix cache: ${this.message.miss}`;
+    return [...copy, ...again, ...this.versionSwitch(versions), notes];
   }
 }
 

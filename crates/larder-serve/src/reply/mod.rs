@@ -197,7 +197,7 @@ fn timings(summary: &GenerationSummary) -> Value {
     let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
     let read = summary.prompt_tokens - summary.cached_tokens.min(summary.prompt_tokens);
     let after_first = summary.generated_tokens.saturating_sub(1);
-    json!({
+    let mut timings = json!({
         "queued_ms": ms(summary.queued),
         "cache_n": summary.cached_tokens,
         "prompt_n": read,
@@ -206,7 +206,11 @@ fn timings(summary: &GenerationSummary) -> Value {
         "predicted_n": summary.generated_tokens,
         "predicted_ms": ms(summary.decode),
         "predicted_per_second": rate(after_first, summary.decode),
-    })
+    });
+    if let Some(miss) = &summary.miss {
+        timings["cache_miss_reason"] = miss.to_string().into();
+    }
+    timings
 }
 
 /// The progress of a prompt under the names of llama.cpp's server.

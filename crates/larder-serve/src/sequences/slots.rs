@@ -170,6 +170,11 @@ impl ServerSlots {
         is_dropped
     }
 
+    /// Bytes of sequences that were written to disk.
+    pub fn written_bytes(&self) -> u64 {
+        self.sessions.as_ref().map_or(0, Sessions::written_bytes)
+    }
+
     /// Returns a sequence to its slot.
     pub fn put_back(&mut self, id: usize, sequence: Sequence) {
         self.cache.put_back(id, sequence);
@@ -186,6 +191,12 @@ impl ServerSlots {
         for sequence in self.cache.clear() {
             self.displace(Some(sequence));
         }
+    }
+
+    /// Saves all idle sequences, waits until they are written, and returns the bytes that were.
+    pub fn end(&mut self) -> u64 {
+        self.save_all();
+        self.sessions.take().map_or(0, Sessions::end)
     }
 
     /// All slots, under the names of llama.cpp's server.

@@ -49,6 +49,8 @@ pub struct Counters {
     past_traffic: Traffic,
     /// Tokens of the prompts and answers of active requests.
     in_flight: usize,
+    /// Bytes of sequences that were written to disk.
+    sessions_written: u64,
     first_token: Histogram,
     between_tokens: Histogram,
     queue_time: Histogram,
@@ -117,15 +119,16 @@ impl Counters {
         self.preempted += 1;
     }
 
-    /// Counts a step of the engine, behind which active requests have `in_flight` tokens.
-    pub fn step(&mut self, work: &StepWork, status: &EngineStatus, in_flight: usize) {
+    /// Counts a step of the engine, behind which active requests have `in_flight` tokens, and takes the bytes of
+    /// sequences that were written so far.
+    pub fn step(&mut self, work: &StepWork, status: &EngineStatus, in_flight: usize, sessions_written: u64) {
         self.prefilled += work.prompt_tokens as u64;
         self.generated += work.generated_tokens as u64;
         for token in &work.tokens {
             let times = if token.is_first { &mut self.first_token } else { &mut self.between_tokens };
             times.add(token.after);
         }
-        self.in_flight = in_flight;
+        (self.in_flight, self.sessions_written) = (in_flight, sessions_written);
         self.status = status.clone();
     }
 
@@ -176,6 +179,7 @@ impl Counters {
             queued as f64,
             active as f64,
             in_flight as f64,
+            self.sessions_written as f64,
         ]
     }
 
@@ -185,7 +189,7 @@ impl Counters {
 }
 
 /// Name, kind and description of the values that are one number each.
-const NUMBERS: [(&str, &str, &str); 26] = [
+const NUMBERS: [(&str, &str, &str); 27] = [
     ("prompt_tokens_total", "counter", "Prompt tokens computed (prefill)."),
     ("remembered_tokens_total", "counter", "Prompt tokens found in the prefix cache."),
     ("generated_tokens_total", "counter", "Tokens generated (decode)."),
@@ -220,6 +224,7 @@ const NUMBERS: [(&str, &str, &str); 26] = [
     ("queue_length", "gauge", "Requests waiting in the queue."),
     ("active_requests", "gauge", "Requests being generated."),
     ("tokens_in_flight", "gauge", "Tokens of active requests, prompt and answer."),
+    ("session_written_bytes_total", "counter", "Bytes of sequences written to --session-dir."),
 ];
 
 type HistogramOf = fn(&Counters) -> &Histogram;

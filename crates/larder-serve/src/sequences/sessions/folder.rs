@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::hash::{Hash, Hasher};
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 
 use larder_core::printable;
@@ -37,6 +38,8 @@ pub struct SessionDisk {
 pub struct SessionFolder {
     path: PathBuf,
     index: Mutex<SessionIndex>,
+    /// Bytes of all files that were written.
+    written: AtomicU64,
 }
 
 /// Why a sequence was not written.
@@ -78,7 +81,7 @@ impl SessionFolder {
         entries.sort_by_key(|(used, _)| *used);
         entries.into_iter().for_each(|(_, entry)| index.add(entry));
         report_ignored(&disk.folder, &ignored);
-        let folder = SessionFolder { path: disk.folder.clone(), index: Mutex::new(index) };
+        let folder = SessionFolder { path: disk.folder.clone(), index: Mutex::new(index), written: AtomicU64::new(0) };
         let excess = {
             let mut index = folder.index();
             index.make_room(0, 0, None).unwrap_or_else(|| index.take_all())
@@ -140,7 +143,14 @@ impl SessionFolder {
     fn write(&self, name: &str, sequence: &Sequence, origin: &SequenceOrigin) -> io::Result<u64> {
         let path = self.path.join(name);
         write_privately(&path, |out| sequence.save(origin, &[], out))?;
-        Ok(fs::symlink_metadata(&path)?.len())
+        let bytes = fs::symlink_metadata(&path)?.len();
+        self.written.fetch_add(bytes, Relaxed);
+        Ok(bytes)
+    }
+
+    /// Bytes of all files that were written.
+    pub fn written_bytes(&self) -> u64 {
+        self.written.load(Relaxed)
     }
 
     /// Removes files. One that cannot be removed is gone from the index only.

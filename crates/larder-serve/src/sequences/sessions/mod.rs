@@ -40,6 +40,18 @@ impl Sessions {
         Ok(Sessions { writer: SessionWriter::start(folder.clone())?, folder, context })
     }
 
+    /// Bytes of all files that were written.
+    pub fn written_bytes(&self) -> u64 {
+        self.folder.written_bytes()
+    }
+
+    /// Waits until all is written, and returns the bytes that were.
+    pub fn end(self) -> u64 {
+        let folder = self.folder.clone();
+        drop(self);
+        folder.written_bytes()
+    }
+
     /// Saves a sequence that leaves memory, in the background. Waits for the one before.
     pub fn save(&self, sequence: Sequence, origin: &SequenceOrigin) {
         let is_worth_it = sequence.computed_tokens().len() >= TOKENS_MIN;
