@@ -131,14 +131,18 @@ impl ServedModel {
 
     /// The special tokens of a prompt that its text has, in order.
     fn marks(&self, text: &str, tokens: &[u32]) -> Vec<Mark> {
-        let special: HashMap<u32, String> = self.tokenizer.special_tokens().map(|(name, id)| (id, name)).collect();
+        let mut special: HashMap<u32, String> = self.tokenizer.special_tokens().map(|(name, id)| (id, name)).collect();
         let (mut marks, mut from): (Vec<Mark>, usize) = (Vec::new(), 0);
         for (index, id) in tokens.iter().enumerate() {
             let Some(name) = special.get(id) else { continue };
-            // The tokenizer adds some that the text does not have.
-            let Some(offset) = text[from..].find(name.as_str()).map(|at| from + at) else { continue };
-            marks.push(Mark { id: *id, offset, index });
-            from = offset + name.len();
+            match text[from..].find(name.as_str()) {
+                Some(at) => {
+                    marks.push(Mark { id: *id, offset: from + at, index });
+                    from += at + name.len();
+                }
+                // The tokenizer adds some that the text does not have, such as that for unknown characters.
+                None => drop(special.remove(id)),
+            }
         }
         marks
     }
