@@ -304,11 +304,11 @@ mod tests {
         for (millis, is_first) in [(20, true), (300, true), (90_000, true), (40, false)] {
             let mut work = StepWork::default();
             work.generated(1, NewToken { after: Duration::from_millis(millis), is_first });
-            counts.step(&work, &EngineStatus::default(), 9);
+            counts.step(&work, &EngineStatus::default(), 9, 0);
         }
         let mut work = StepWork::default();
         work.prefilled(1, 7);
-        counts.step(&work, &EngineStatus::default(), 11);
+        counts.step(&work, &EngineStatus::default(), 11, 700);
         counts.request_started(Duration::from_millis(700));
         drop(counts);
         let responses = ResponseCounts::default();
@@ -318,6 +318,8 @@ mod tests {
         for line in [
             "larder_generated_tokens_total 4",
             "larder_tokens_in_flight 11",
+            "larder_session_written_bytes_total 700",
+            "larder_cache_misses_total{reason=\"evicted\"} 0",
             "larder_process_memory_bytes 1048576",
             "larder_inter_token_seconds_bucket{le=\"0.025\"} 0",
             "larder_inter_token_seconds_bucket{le=\"0.05\"} 1",
@@ -340,7 +342,7 @@ mod tests {
         let (first, second) = (Metrics::default(), Metrics::default());
         let ran = |metrics: &Metrics, bytes: u64| {
             let traffic = Some(Traffic { demand_bytes: bytes, ..Traffic::default() });
-            metrics.lock().step(&StepWork::default(), &EngineStatus { traffic, ..EngineStatus::default() }, 0);
+            metrics.lock().step(&StepWork::default(), &EngineStatus { traffic, ..EngineStatus::default() }, 0, 0);
         };
         ran(&first, 7);
         first.lock().engine_ended();
