@@ -95,7 +95,7 @@ fn models_are_loaded_when_a_request_names_them() {
     assert_eq!(server.get("/engine?model=demo").json()["model"], "demo");
     assert_eq!(server.get("/props?model=olmoe").json()["model_alias"], "olmoe");
     let slots = server.get("/slots?model=demo").json();
-    assert_eq!(slots.as_array().map(Vec::len), Some(4), "{slots}");
+    assert_eq!(slots.as_array().map(Vec::len), Some(32), "{slots}");
     // It reaches the model, which has no folder of sequences.
     assert_eq!(server.post("/slots/0?action=erase&model=demo", json!({})).status, 501);
     let tagged = json!({"model": "olmoe:latest", "prompt": "A", "stream": false, "options": {"num_predict": 1}});

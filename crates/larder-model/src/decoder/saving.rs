@@ -32,8 +32,8 @@ impl Decoder {
         self.check_len(tokens)?;
         let mut cache = self.new_kv_cache();
         let mut saved = SavedState::new(from, bytes);
-        cache.load_checkpoints(tokens, &mut saved)?;
         if tokens > 0 {
+            cache.load_checkpoints(tokens, &mut saved)?;
             for (layer, state) in self.stack.layers.iter().zip(&mut cache.layers) {
                 state.load(layer.shape(), tokens, &self.kv_pool, &mut saved)?;
             }

@@ -10,6 +10,8 @@ const TAIL_TOKENS: usize = 64;
 /// caches until another request needs the slot or the memory.
 pub struct PrefixCache {
     slots: Vec<Slot>,
+    /// Sequences that were put back so far.
+    put_back: u64,
     /// Worth of the sequence that was dropped last: those used later are worth more.
     dropped_worth: u64,
 }
@@ -25,15 +27,16 @@ enum Slot {
         sequence: Box<Sequence>,
         /// Requests that it has served.
         uses: u64,
-        /// [`PrefixCache::dropped_worth`] when it was put back.
+        /// [`PrefixCache::dropped_worth`] when it was put back, and [`PrefixCache::put_back`].
         since: u64,
+        used: u64,
     },
 }
 
 impl PrefixCache {
     /// Slots for `count` sequences.
     pub fn new(count: usize) -> Self {
-        PrefixCache { slots: (0..count).map(|_| Slot::Empty).collect(), dropped_worth: 0 }
+        PrefixCache { slots: (0..count).map(|_| Slot::Empty).collect(), put_back: 0, dropped_worth: 0 }
     }
 
     /// Number of slots.
@@ -67,11 +70,11 @@ impl PrefixCache {
     }
 
     /// The loss when a slot's sequence is dropped: its tokens that no other idle one begins with, times the requests
-    /// that it has served; more for one that was used later.
-    fn worth(&self, id: usize) -> u64 {
+    /// that it has served; more for one that was used later. Beside it when that was.
+    fn worth(&self, id: usize) -> (u64, u64) {
         match self.slots[id] {
-            Slot::Idle { uses, since, .. } => since + uses * self.tokens_alone(id) as u64,
-            Slot::Empty | Slot::Taken { .. } => 0,
+            Slot::Idle { uses, since, used, .. } => (since + uses * self.tokens_alone(id) as u64, used),
+            Slot::Empty | Slot::Taken { .. } => (0, 0),
         }
     }
 
@@ -85,9 +88,9 @@ impl PrefixCache {
     /// no other. The caller guarantees that not all are taken.
     pub fn place(&self, kept: Option<usize>) -> usize {
         let key = |id: usize| match &self.slots[id] {
-            Slot::Taken { .. } => (3, 0),
+            Slot::Taken { .. } => (3, (0, 0)),
             Slot::Idle { .. } => (1 + usize::from(kept == Some(id)), self.worth(id)),
-            Slot::Empty => (0, 0),
+            Slot::Empty => (0, (0, 0)),
         };
         (0..self.slots.len()).min_by_key(|id| key(*id)).expect("there is a slot")
     }
@@ -108,7 +111,7 @@ impl PrefixCache {
     pub fn displace(&mut self, id: usize) -> Option<Displaced> {
         let (worth, alone) = (self.worth(id), self.tokens_alone(id));
         let sequence = self.take(id);
-        self.dropped_worth = self.dropped_worth.max(worth);
+        self.dropped_worth = self.dropped_worth.max(worth.0);
         self.slots[id] = Slot::Taken { uses: 0, is_stale: false };
         sequence.map(|sequence| Displaced { sequence, alone })
     }
@@ -123,7 +126,9 @@ impl PrefixCache {
             Slot::Taken { uses, .. } => uses + 1,
             Slot::Idle { .. } | Slot::Empty => 1,
         };
-        self.slots[id] = Slot::Idle { sequence: Box::new(sequence), uses, since: self.dropped_worth };
+        self.put_back += 1;
+        let (since, used) = (self.dropped_worth, self.put_back);
+        self.slots[id] = Slot::Idle { sequence: Box::new(sequence), uses, since, used };
     }
 
     /// Whether an active request has the slot.
@@ -146,10 +151,10 @@ impl PrefixCache {
         sequence
     }
 
-    /// Takes all idle sequences out, those worth least first. Those of active requests will not be kept.
+    /// Takes all idle sequences out, the one used last at the end. Those of active requests will not be kept.
     pub fn clear(&mut self) -> Vec<Displaced> {
         let mut idle: Vec<usize> = self.idle().map(|(id, _)| id).collect();
-        idle.sort_by_cached_key(|id| self.worth(*id));
+        idle.sort_by_key(|id| self.worth(*id).1);
         let cleared = idle.into_iter().filter_map(|id| self.empty(id)).collect();
         for slot in &mut self.slots {
             if let Slot::Taken { is_stale, .. } = slot {
