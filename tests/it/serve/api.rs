@@ -120,11 +120,11 @@ impl Server {
     }
 
     /// Waits until so many answers are being written.
-    fn wait_for_active(&self, count: u64) {
+    pub fn wait_for_active(&self, count: u64) {
         let start = Instant::now();
         while self.get("/health").json()["active"] != count {
             assert!(start.elapsed() < Duration::from_secs(30), "{}", self.get("/health").body);
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 }
