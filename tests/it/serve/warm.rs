@@ -77,7 +77,7 @@ fn session(subject: &str) -> Vec<Value> {
     messages.push(message("user", &words("Another", 3)));
     requests.push(body(&messages));
     // A new conversation in the same folder.
-    requests.push(body(&[messages[0].clone(), message("user", "Who bakes?")]));
+    requests.push(body(&[messages[0].clone(), message("user", "Does it rise?")]));
     requests
 }
 

@@ -140,6 +140,11 @@ impl Sequence {
         self.cache.unpin()
     }
 
+    /// Another sequence with the same tokens, which goes its own way in traces.
+    pub fn branch(&self) -> Self {
+        Sequence { number: NEXT_NUMBER.fetch_add(1, Relaxed), ..self.clone() }
+    }
+
     /// Tokens that still fit into the context.
     pub fn remaining(&self) -> usize {
         self.context - self.tokens.len()
@@ -180,7 +185,9 @@ impl Sequence {
     /// Gives the memory of the KV cache back: all tokens are pending again.
     pub fn release(&mut self, decoder: &Decoder) {
         self.drop_ahead();
+        let pins = self.cache.wanted_pins().to_vec();
         self.cache = decoder.new_kv_cache();
+        self.cache.pin(pins);
         self.mtp = MtpState::new(decoder);
     }
 

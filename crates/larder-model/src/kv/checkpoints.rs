@@ -29,7 +29,7 @@ pub struct KeptPositions {
 }
 
 impl Checkpoints {
-    /// None yet.
+    /// No checkpoints yet.
     pub fn new(policy: CheckpointPolicy) -> Self {
         Checkpoints { policy, wanted: Vec::new(), kept: Arc::default() }
     }
@@ -95,9 +95,16 @@ impl Checkpoints {
         true
     }
 
-    /// Takes the positions that a saved sequence had.
-    pub fn load(&mut self, kept: KeptPositions) {
-        self.kept = Arc::new(kept);
+    /// Takes the positions that a saved sequence had: the latest, as many as the policy has.
+    pub fn load(&mut self, KeptPositions { mut regular, mut pinned }: KeptPositions) {
+        regular.drain(..regular.len().saturating_sub(self.policy.most));
+        pinned.drain(..pinned.len().saturating_sub(self.policy.pins));
+        self.kept = Arc::new(KeptPositions { regular, pinned });
+    }
+
+    /// Positions that shall be pinned.
+    pub fn wanted(&self) -> &[usize] {
+        &self.wanted
     }
 }
 
@@ -129,7 +136,11 @@ impl KeptPositions {
             }
             Ok(positions)
         };
-        Ok(KeptPositions { regular: positions()?, pinned: positions()? })
+        let (regular, pinned) = (positions()?, positions()?);
+        if !regular.is_sorted_by(|a, b| a < b) {
+            return Err(SavedStateError::Wrong("its checkpoints are not in order"));
+        }
+        Ok(KeptPositions { regular, pinned })
     }
 
     /// Those behind `start` up to `end`, ascending.
@@ -162,5 +173,18 @@ mod tests {
         assert_eq!(checkpoints.kept().pinned, [7, 70], "a position that is not wanted any more makes room");
         assert!(checkpoints.truncate(69) && !checkpoints.truncate(69));
         assert_eq!(checkpoints.kept().pinned, [7]);
+    }
+
+    #[test]
+    fn of_saved_positions_the_latest_are_taken_if_they_are_in_order() {
+        let loaded = |regular: &[usize]| {
+            let mut bytes = Vec::new();
+            KeptPositions { regular: regular.to_vec(), pinned: vec![9, 4, 7] }.save(&mut bytes).unwrap();
+            KeptPositions::load(40, &mut SavedState::new(&mut &bytes[..], bytes.len() as u64))
+        };
+        assert!(loaded(&[20, 10]).is_err() && loaded(&[10, 10]).is_err() && loaded(&[41]).is_err());
+        let mut checkpoints = Checkpoints::new(CheckpointPolicy { every: 10, most: 2, pins: 1 });
+        checkpoints.load(loaded(&[10, 20, 40]).unwrap());
+        assert_eq!(**checkpoints.kept(), KeptPositions { regular: vec![20, 40], pinned: vec![7] });
     }
 }

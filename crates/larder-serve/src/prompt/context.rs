@@ -163,7 +163,8 @@ fn limit(params: &GenerationParams) -> Option<usize> {
     params.max_tokens.filter(|limit| *limit < usize::MAX)
 }
 
-fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+/// Tokens that both begin with.
+pub fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 

@@ -7,6 +7,7 @@ use std::fmt;
 use serde_json::json;
 
 use crate::model::ServedModel;
+use crate::prompt::context::common_prefix;
 use crate::request::ChatRequest;
 
 /// The most positions of a sequence that are pinned.
@@ -126,7 +127,7 @@ impl ServedModel {
     /// Tokens of a prompt that are those of the beginning of its text.
     fn token_at(&self, beginning: &str, tokens: &[u32]) -> usize {
         let own = self.tokenizer.encode(beginning, false).unwrap_or_default();
-        own.iter().zip(tokens).take_while(|(a, b)| a == b).count()
+        common_prefix(&own, tokens)
     }
 
     /// The special tokens of a prompt that its text has, in order.

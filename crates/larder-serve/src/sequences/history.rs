@@ -5,6 +5,7 @@ use std::fmt;
 
 use larder_engine::SequenceOrigin;
 
+use crate::prompt::context::common_prefix;
 use crate::prompt::turns::{PromptBlock, PromptTurns};
 
 /// The most tokens of all prompts, of four bytes each.
@@ -89,7 +90,7 @@ impl PromptHistory {
     ) -> Option<CacheMiss> {
         let longest = |same: bool| {
             let prompts = self.prompts.iter().filter(|(other, _)| (*other == origin) == same);
-            prompts.map(|(_, earlier)| common_len(earlier, prompt)).max().unwrap_or(0)
+            prompts.map(|(_, earlier)| common_prefix(earlier, prompt)).max().unwrap_or(0)
         };
         let (same, other) = (longest(true), longest(false));
         let lacks = |common: usize| cached + PAGE_TOKENS <= common.min(prompt.len().saturating_sub(1));
@@ -102,10 +103,6 @@ impl PromptHistory {
         };
         Some(CacheMiss { reason, common, block: turns.block(common) })
     }
-}
-
-fn common_len(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 #[cfg(test)]

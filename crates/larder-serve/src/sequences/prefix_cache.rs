@@ -2,6 +2,8 @@
 
 use larder_engine::Sequence;
 
+use crate::prompt::context::common_prefix;
+
 /// Tokens at the end of a sequence that may be lost when another request goes on with it: what was generated is often
 /// not what the client sends back.
 const TAIL_TOKENS: usize = 64;
@@ -81,7 +83,7 @@ impl PrefixCache {
     fn tokens_alone(&self, id: usize) -> usize {
         let Some(own) = self.get(id).map(Sequence::tokens) else { return 0 };
         let others = self.idle().filter(|(other, _)| *other != id);
-        own.len() - others.map(|(_, other)| common_len(own, other.tokens())).max().unwrap_or(0)
+        own.len() - others.map(|(_, other)| common_prefix(own, other.tokens())).max().unwrap_or(0)
     }
 
     /// The slot for another sequence: an empty one, else that of the one worth least, which is `kept` only if there is
@@ -192,10 +194,6 @@ pub struct Displaced {
     pub sequence: Sequence,
     /// Its tokens that no other idle one begins with.
     pub alone: usize,
-}
-
-fn common_len(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 /// Whether the common prefix justifies truncating a sequence: a few tokens, which all prompts of a model may share, do

@@ -74,7 +74,7 @@ impl ServerSlots {
             let id = self.cache.place(held.map(|reuse| reuse.from));
             let displaced = self.cache.displace(id);
             self.displace(displaced);
-            let mut copy = (*sequence).clone();
+            let mut copy = sequence.branch();
             copy.rewind(copy.common_prefix(prompt));
             return (id, copy);
         }
@@ -130,7 +130,7 @@ impl ServerSlots {
     /// The sequence that is used again, or a copy of it, which shares memory with it. What leaves a slot is saved, and
     /// so is a sequence that loses more than what is used of it.
     fn reuse(&mut self, Reuse { from, to, shared }: Reuse, decoder: &Decoder) -> Sequence {
-        let copy = if from == to { None } else { self.cache.get(from).cloned() };
+        let copy = if from == to { None } else { self.cache.get(from).map(Sequence::branch) };
         let Some(copy) = copy else {
             let sequence = self.cache.take(to).unwrap_or_else(|| Sequence::new(decoder, self.context));
             if sequence.computed_tokens().len() > 2 * shared {

@@ -80,6 +80,11 @@ impl KvCache {
         self.checkpoints.pin(positions);
     }
 
+    /// Positions to which the sequence shall be able to go back.
+    pub fn wanted_pins(&self) -> &[usize] {
+        self.checkpoints.wanted()
+    }
+
     /// Positions to pin among the next `tokens`.
     pub fn pins_within(&self, tokens: usize) -> usize {
         self.checkpoints.wanted_within(self.len, self.len + tokens)
