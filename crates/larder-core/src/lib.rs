@@ -72,6 +72,7 @@ pub use numbers::exp::{exp, softplus};
 pub use numbers::rng::Rng;
 pub use numbers::xoshiro::Xoshiro256;
 pub use task_threads::{CallerThread, TaskThreads};
+pub use text::prefix::common_prefix;
 pub use text::printable::{PRINTABLE_CHARS, printable};
 pub use text::timestamp::rfc3339;
 pub use text::units::{format_bytes, format_count, parse_bytes, size_down, size_up};

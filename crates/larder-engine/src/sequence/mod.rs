@@ -10,6 +10,7 @@ mod token_input;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use larder_core::common_prefix;
 use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Span, TokenOrigin, TokenPhase};
 
 pub use self::ahead::AheadCounts;
@@ -385,8 +386,7 @@ impl Clone for Sequence {
 }
 
 fn common_prefix_len(held: &[u32], prompt: &[u32]) -> usize {
-    let most = prompt.len().saturating_sub(1);
-    held.iter().zip(&prompt[..most]).take_while(|(a, b)| a == b).count()
+    common_prefix(held, &prompt[..prompt.len().saturating_sub(1)])
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Cuts where a chat or a text is longer than the context: the oldest turns of a chat, the middle of a text, and
 //! older tokens of an answer under way.
 
+use larder_core::common_prefix;
 use larder_text::{ContextFull, DialogueTurns, answer_room, kept_tokens};
 use serde_json::{Value, json};
 
@@ -161,11 +162,6 @@ impl ServedModel {
 /// The limit of an answer, if the request has one.
 fn limit(params: &GenerationParams) -> Option<usize> {
     params.max_tokens.filter(|limit| *limit < usize::MAX)
-}
-
-/// Tokens that both begin with.
-pub fn common_prefix(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 #[cfg(test)]

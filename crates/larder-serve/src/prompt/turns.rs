@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use larder_core::common_prefix;
 use serde_json::json;
 
 use crate::model::ServedModel;
-use crate::prompt::context::common_prefix;
 use crate::request::ChatRequest;
 
 /// The most positions of a sequence that are pinned.
@@ -94,7 +94,7 @@ impl ServedModel {
             self.dialogue(&[&messages[..message], &[changed]].concat(), request, true).ok()
         };
         let place = |other: String| {
-            let shared = text.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
+            let shared = common_prefix(text.as_bytes(), other.as_bytes());
             let mark = marks.partition_point(|mark| mark.offset <= shared).checked_sub(1);
             mark.map_or_else(
                 || self.token_at(&text[..text.floor_char_boundary(shared)], tokens),

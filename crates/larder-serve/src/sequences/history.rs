@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::fmt;
 
+use larder_core::common_prefix;
 use larder_engine::SequenceOrigin;
 
-use crate::prompt::context::common_prefix;
 use crate::prompt::turns::{PromptBlock, PromptTurns};
 
 /// The most tokens of all prompts, of four bytes each.

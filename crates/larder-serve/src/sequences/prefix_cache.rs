@@ -1,8 +1,7 @@
 //! Prefix cache: sequences of earlier requests, whose KV caches serve prompts with the same beginning.
 
+use larder_core::common_prefix;
 use larder_engine::Sequence;
-
-use crate::prompt::context::common_prefix;
 
 /// Tokens at the end of a sequence that may be lost when another request goes on with it: what was generated is often
 /// not what the client sends back.

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
+use larder_core::common_prefix;
 use larder_engine::{
     ContextLimit, Drafting, FinishReason, Listener, OutputLoss, Request, Routing, Sampler, Session, StepStats,
     TokenInput, generate,
@@ -272,8 +273,7 @@ impl<'a> ChatSequence<'a> {
         let plain = self.text.template.is_none();
         let probe =
             self.text.tokenizer.encode_for(self.limit.tokens, &probe.text(self.text.template.as_ref())?, plain)?;
-        let shared = probe.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        Ok(kept_tokens(self.limit.tokens, shared))
+        Ok(kept_tokens(self.limit.tokens, common_prefix(&probe, prompt)))
     }
 
     /// The tokens of a prompt. If it continues the transcript, it begins with the tokens of that: the model may have

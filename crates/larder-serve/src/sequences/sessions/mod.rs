@@ -10,7 +10,7 @@ mod writer;
 use std::io;
 use std::sync::Arc;
 
-use larder_core::printable;
+use larder_core::{common_prefix, printable};
 use larder_engine::{SavedSequenceError, Sequence, SequenceOrigin};
 use larder_model::Decoder;
 
@@ -74,8 +74,7 @@ impl Sessions {
         is_worth: impl Fn(usize, usize) -> bool,
     ) -> Option<String> {
         let shared = |tokens: &[u32]| {
-            let most = prompt.len().saturating_sub(1);
-            let shared = tokens.iter().zip(&prompt[..most]).take_while(|(a, b)| a == b).count();
+            let shared = common_prefix(tokens, &prompt[..prompt.len().saturating_sub(1)]);
             Some(shared).filter(|shared| *shared >= TOKENS_MIN && is_worth(*shared, tokens.len()))
         };
         let mut index = self.folder.index();
