@@ -6,6 +6,7 @@ use larder_text::{ContextFull, grammar_bytes};
 use tokio::sync::Semaphore;
 
 use crate::net::connection::BUFFER_BYTES;
+use crate::sequences::history::history_bytes;
 use crate::sequences::sessions::{SessionDisk, index_bytes};
 use crate::upstream::UpstreamOptions;
 
@@ -76,11 +77,11 @@ impl std::fmt::Debug for ApiKey {
 
 impl ServerOptions {
     /// Bytes that the server takes beside the engine, for sequences of at most `context` tokens: buffers of the
-    /// requests that are generated or wait, and the index of saved sequences.
+    /// requests that are generated or wait, earlier prompts, and the index of saved sequences.
     pub fn bytes(&self, context: usize) -> u64 {
         let requests = (self.parallel.saturating_add(self.queue) as u64).saturating_mul(BUFFER_BYTES as u64);
         let index = self.session_disk.as_ref().map_or(0, |_| index_bytes(context));
-        requests.saturating_add(index)
+        requests.saturating_add(index).saturating_add(history_bytes(context))
     }
 
     /// Bytes of the grammars of a model of `vocab` tokens.

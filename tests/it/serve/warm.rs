@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::api::Server;
-use crate::support::fixture;
+use crate::support::{fixture, golden_models};
 
 /// Models by what they keep of a sequence: recurrent states, windows, all rows. With the marks of turns that they have.
 const MODELS: [(&str, [&str; 2]); 3] = [
@@ -180,5 +180,88 @@ fn requests_that_come_together_compute_their_common_beginning_once() {
     let cold = Server::start(model.path(), &["--context", "16384"]);
     for (i, answer) in answers.iter().enumerate() {
         assert_eq!(cold.post("/v1/chat/completions", body(i)).json()["choices"], answer["choices"]);
+    }
+}
+
+#[test]
+fn a_miss_names_the_block_where_prompts_differ() {
+    let (name, marks) = MODELS[2];
+    let model = agent_model(name, marks);
+    let server = Server::start(model.path(), &["--context", "16384"]);
+    let reason = |system: &str, last_tool: Value, question: &str| {
+        let body = json!({
+            "messages": [message("system", &words(system, 20)), message("user", &words(question, 20))],
+            "tools": [tool("read"), last_tool], "max_tokens": 1,
+        });
+        let usage = server.post("/v1/chat/completions", body).json()["usage"]["prompt_tokens_details"].take();
+        usage["cache_miss_reason"].as_str().unwrap_or_default().to_owned()
+    };
+    assert_eq!(reason("The cook", tool("write"), "The baker"), "");
+    for (said, block) in [
+        (reason("The cook", tool("write"), "A fisher"), ", in turn 1"),
+        (reason("The cook", tool("search"), "A fisher"), ", in the tools"),
+        (reason("A miller", tool("search"), "A fisher"), ", in the system text"),
+    ] {
+        assert!(said.starts_with("the prompt differs from token ") && said.ends_with(block), "{said}");
+    }
+}
+
+/// Requests whose prompts begin alike or do not, with all that an answer may be asked for.
+fn mixed_requests(count: u32) -> Vec<Value> {
+    let ids =
+        |text: u32, length: u32| -> Vec<u32> { (0..length).map(|i| 3 + (text * 31 + i * 7 + i * i) % 90).collect() };
+    let request = |i: u32| {
+        let shared = ids(i % 3, [20, 70, 130, 200][i as usize / 3 % 4]);
+        let prompt = [shared, ids(i / 2 + 5, i * 11 % 40 + 1)].concat();
+        let mut body = json!({
+            "prompt": prompt, "max_tokens": 1 + i % 9, "temperature": f64::from(i % 2), "seed": i, "logprobs": 3,
+            "ignore_eos": true, "n": 1 + u32::from(i % 11 == 0), "echo": i % 13 == 0,
+        });
+        if i % 5 == 0 {
+            body["frequency_penalty"] = json!(0.5);
+        }
+        body
+    };
+    (0..count).map(request).collect()
+}
+
+/// Answers without what they repeat of the prompt: texts, tokens and their probabilities.
+fn answered(choices: &Value, tokens: u64) -> Vec<Value> {
+    let last = |list: &Value| {
+        let list = list.as_array().unwrap();
+        list[list.len() - tokens as usize..].to_vec()
+    };
+    let choice = |choice: &Value| {
+        let said = &choice["logprobs"];
+        let said = ["tokens", "token_logprobs", "top_logprobs"].map(|key| last(&said[key]));
+        json!([choice["finish_reason"], said])
+    };
+    choices.as_array().unwrap().iter().map(choice).collect()
+}
+
+#[test]
+fn mixed_requests_have_the_answers_of_requests_alone() {
+    for model in golden_models() {
+        let requests = mixed_requests(64);
+        let server = |parallel| Server::start(&model, &["--context", "384", "--parallel", parallel, "--queue", "64"]);
+        let together = server("8");
+        let answers: Vec<Value> = std::thread::scope(|scope| {
+            let ask = |body: &Value| {
+                let (server, body) = (&together, body.clone());
+                scope.spawn(move || server.post("/v1/completions", body).json())
+            };
+            let asked: Vec<_> = requests.iter().map(ask).collect();
+            asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+        });
+        let alone = server("1");
+        for (i, (mut body, answer)) in requests.into_iter().zip(answers).enumerate() {
+            let tokens = body["max_tokens"].as_u64().unwrap();
+            // The probabilities of a prompt are computed without a cache.
+            body["echo"] = json!(true);
+            let cold = alone.post("/v1/completions", body).json();
+            let [answer, cold] = [answer, cold].map(|answer| answered(&answer["choices"], tokens));
+            assert!(answer == cold, "{}, request {i}: {answer:?}, alone {cold:?}", model.display());
+        }
+        assert!(together.metric("larder_remembered_tokens_total") > 0.0);
     }
 }

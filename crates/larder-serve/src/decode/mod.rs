@@ -312,7 +312,8 @@ impl DecodeLoop<'_> {
                 return;
             }
         };
-        let miss = if job.sees_all() { None } else { self.history.miss(origin, prompt, cached, held) };
+        let bytes = |tokens: &[u32]| self.shared.model.tokenizer.text_bytes(tokens);
+        let miss = if job.sees_all() { None } else { self.history.miss(origin, prompt, (cached, held), bytes) };
         if let Some(miss) = miss.filter(|miss| miss.reason == MissReason::StateNotKept) {
             // Where prompts have differed, they differ again.
             job.turns.pin(miss.common);

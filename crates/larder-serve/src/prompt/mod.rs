@@ -64,6 +64,17 @@ impl ServedModel {
     /// Messages as text: by the chat template, or a plain dialogue.
     fn dialogue(&self, messages: &[Value], request: &ChatRequest, add_generation_prompt: bool) -> Result<String> {
         let tools = request.tools.as_ref().map(|tools| tools.list.as_slice());
+        self.dialogue_with(tools, messages, request, add_generation_prompt)
+    }
+
+    /// The same with other tools than the request has.
+    fn dialogue_with(
+        &self,
+        tools: Option<&[Value]>,
+        messages: &[Value],
+        request: &ChatRequest,
+        add_generation_prompt: bool,
+    ) -> Result<String> {
         let (messages, tools) = self.chat_format.for_template(messages, tools);
         let Some(template) = &self.template else { return Ok(plain_dialogue(&messages)) };
         let messages = template.adapted(&messages);

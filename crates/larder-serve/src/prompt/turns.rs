@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 
 use larder_core::common_prefix;
 use serde_json::json;
@@ -27,14 +28,17 @@ pub struct PromptTurns {
     /// Positions, ascending: within system text and tools, before the first turns and the last user turns, before the
     /// answer to the last of these, and before the answer that is asked for.
     pub pinned: Vec<usize>,
-    /// Where turns begin, by the marks of the template.
+    /// Where turns begin, by the marks of the template; the first is that behind system text and tools.
     pub begins: Vec<usize>,
+    /// Bytes of the text that are the tools.
+    pub tools: Range<usize>,
 }
 
 impl PromptTurns {
     /// Of a text without turns: before its last token, which other answers to it compute again.
     pub fn of_text(tokens: &[u32]) -> Self {
-        PromptTurns { pinned: tokens.len().checked_sub(1).filter(|at| *at > 0).into_iter().collect(), begins: vec![] }
+        let last = tokens.len().checked_sub(1).filter(|at| *at > 0);
+        PromptTurns { pinned: last.into_iter().collect(), ..PromptTurns::default() }
     }
 
     /// Pins another position.
@@ -44,11 +48,13 @@ impl PromptTurns {
         }
     }
 
-    /// The block that a position is in.
-    pub fn block(&self, at: usize) -> PromptBlock {
+    /// The block that a position is in; `bytes` is the length of the text before it.
+    pub fn block(&self, at: usize, bytes: impl FnOnce() -> usize) -> PromptBlock {
         match self.begins.partition_point(|begin| *begin <= at) {
-            0 => PromptBlock::Start,
-            turn => PromptBlock::Turn(turn - 1),
+            0 if self.begins.is_empty() => PromptBlock::Text,
+            0 if !self.tools.is_empty() && self.tools.contains(&bytes()) => PromptBlock::Tools,
+            0 => PromptBlock::System,
+            turn => PromptBlock::Turn(turn),
         }
     }
 }
@@ -56,16 +62,22 @@ impl PromptTurns {
 /// A part of a prompt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PromptBlock {
-    /// The text before the first mark of a turn: system text and tools, or a prompt without turns.
-    Start,
-    /// A turn, counted from 0: system text and tools are the first where they have a mark.
+    /// A prompt without turns.
+    Text,
+    /// The text before the first turn.
+    System,
+    /// The tools in it.
+    Tools,
+    /// A turn, counted from 1.
     Turn(usize),
 }
 
 impl fmt::Display for PromptBlock {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            PromptBlock::Start => f.write_str("its start"),
+            PromptBlock::Text => f.write_str("its text"),
+            PromptBlock::System => f.write_str("the system text"),
+            PromptBlock::Tools => f.write_str("the tools"),
             PromptBlock::Turn(turn) => write!(f, "turn {turn}"),
         }
     }
@@ -81,53 +93,23 @@ struct Mark {
     index: usize,
 }
 
+/// A chat and the prompt that it became. Turns are found by other chats, in which one message has another content:
+/// where their texts begin to differ.
+struct ChatText<'a> {
+    model: &'a ServedModel,
+    request: &'a ChatRequest,
+    text: &'a str,
+    tokens: &'a [u32],
+    marks: Vec<Mark>,
+}
+
 impl ServedModel {
-    /// The turns of a chat's prompt: where the text begins to differ if a message had another content, up to the mark
-    /// before.
+    /// The turns of a chat's prompt.
     pub(super) fn turns_of(&self, request: &ChatRequest, text: &str, tokens: &[u32]) -> PromptTurns {
         if self.template.is_none() || tokens.len() < TOKENS_MIN {
             return PromptTurns::of_text(tokens);
         }
-        let (marks, messages) = (self.marks(text, tokens), &request.messages);
-        let before = |message: usize| {
-            let changed = json!({"role": messages[message]["role"], "content": "?"});
-            self.dialogue(&[&messages[..message], &[changed]].concat(), request, true).ok()
-        };
-        let place = |other: String| {
-            let shared = common_prefix(text.as_bytes(), other.as_bytes());
-            let mark = marks.partition_point(|mark| mark.offset <= shared).checked_sub(1);
-            mark.map_or_else(
-                || self.token_at(&text[..text.floor_char_boundary(shared)], tokens),
-                |mark| marks[mark].index,
-            )
-        };
-        let is_user = |message: &usize| messages[*message]["role"] == "user";
-        let users: Vec<usize> = (0..messages.len()).filter(is_user).collect();
-        let first = users.first().and_then(|user| before(*user)).map(place);
-        let last = users.iter().skip(1).rev().take(USER_TURNS).filter_map(|user| before(*user)).map(place);
-        let last: Vec<usize> = last.collect();
-        let answer = self.dialogue(messages, request, false).ok().map(place);
-        let id = |at: Option<usize>| at.and_then(|at| tokens.get(at));
-        // The marks of all turns are alike, or those of answers are.
-        let question = last.first().copied().or(first);
-        let opens =
-            |mark: &&Mark| Some(&mark.id) == id(answer) && question.is_some_and(|question| question < mark.index);
-        let answered = marks.iter().find(opens).map(|mark| mark.index);
-        let begins = marks.iter().filter(|mark| [id(first), id(answer)].contains(&Some(&mark.id)));
-        let begins: Vec<usize> = begins.map(|mark| mark.index).collect();
-        let of_system = (1..SYSTEM_PARTS).filter_map(|part| Some(first? * part / SYSTEM_PARTS));
-        let pinned = of_system.chain(begins.iter().copied().take(FIRST_TURNS + 1)).chain(first).chain(last);
-        let pinned = pinned.chain(answered).chain(answer.or(tokens.len().checked_sub(1)));
-        let mut pinned: Vec<usize> = pinned.filter(|at| 0 < *at && *at < tokens.len()).collect();
-        pinned.sort_unstable();
-        pinned.dedup();
-        PromptTurns { pinned, begins }
-    }
-
-    /// Tokens of a prompt that are those of the beginning of its text.
-    fn token_at(&self, beginning: &str, tokens: &[u32]) -> usize {
-        let own = self.tokenizer.encode(beginning, false).unwrap_or_default();
-        common_prefix(&own, tokens)
+        ChatText { model: self, request, text, tokens, marks: self.marks(text, tokens) }.turns()
     }
 
     /// The special tokens of a prompt that its text has, in order.
@@ -146,5 +128,69 @@ impl ServedModel {
             }
         }
         marks
+    }
+}
+
+impl ChatText<'_> {
+    fn turns(&self) -> PromptTurns {
+        let is_user = |message: &usize| self.request.messages[*message]["role"] == "user";
+        let users: Vec<usize> = (0..self.request.messages.len()).filter(is_user).collect();
+        let first = users.first().and_then(|user| self.before_message(*user));
+        let last: Vec<usize> =
+            users.iter().skip(1).rev().take(USER_TURNS).filter_map(|user| self.before_message(*user)).collect();
+        let answer = self.before_answer();
+        // The marks of all turns are alike, or those of answers are.
+        let opens = [first, answer].map(|at| at.map(|at| self.tokens[at]));
+        let marks = self.marks.iter().filter(|mark| opens.contains(&Some(mark.id))).map(|mark| mark.index);
+        let question = last.first().copied().or(first);
+        let answered =
+            self.marks.iter().find(|mark| Some(mark.id) == opens[1] && question.is_some_and(|at| at < mark.index));
+        let of_system = (1..SYSTEM_PARTS).filter_map(|part| Some(first? * part / SYSTEM_PARTS));
+        let pinned = of_system.chain(marks.clone().take(FIRST_TURNS + 1)).chain(first).chain(last);
+        let pinned = pinned.chain(answered.map(|mark| mark.index)).chain(answer.or(self.tokens.len().checked_sub(1)));
+        let mut pinned: Vec<usize> = pinned.filter(|at| 0 < *at && *at < self.tokens.len()).collect();
+        pinned.sort_unstable();
+        pinned.dedup();
+        let begins = marks.filter(|at| first.is_some_and(|first| first <= *at)).collect();
+        PromptTurns { pinned, begins, tools: self.tools() }
+    }
+
+    /// Where a message begins.
+    fn before_message(&self, message: usize) -> Option<usize> {
+        let (ChatText { model, request, .. }, messages) = (self, &self.request.messages);
+        let changed = json!({"role": messages[message]["role"], "content": "?"});
+        let other = model.dialogue(&[&messages[..message], &[changed]].concat(), request, true).ok()?;
+        self.place(common_prefix(self.text.as_bytes(), other.as_bytes()))
+    }
+
+    /// Where the answer begins that is asked for.
+    fn before_answer(&self) -> Option<usize> {
+        let other = self.model.dialogue(&self.request.messages, self.request, false).ok()?;
+        self.place(common_prefix(self.text.as_bytes(), other.as_bytes()))
+    }
+
+    /// Where the text has its tools, if there are some.
+    fn tools(&self) -> Range<usize> {
+        let (ChatText { model, request, text, .. }, messages) = (self, &self.request.messages);
+        let other = request.tools.as_ref().and_then(|_| model.dialogue_with(None, messages, request, true).ok());
+        let Some(other) = other else { return 0..0 };
+        let start = common_prefix(text.as_bytes(), other.as_bytes());
+        let shorter = text.len().min(other.len()) - start;
+        let same = text.bytes().rev().zip(other.bytes().rev()).take(shorter).take_while(|(a, b)| a == b).count();
+        start..text.len() - same
+    }
+
+    /// The mark before an offset of the text, else the token that is there.
+    fn place(&self, offset: usize) -> Option<usize> {
+        let mark = self.marks.partition_point(|mark| mark.offset <= offset).checked_sub(1);
+        let place = mark.map_or_else(|| self.token_at(offset), |mark| self.marks[mark].index);
+        Some(place).filter(|at| *at < self.tokens.len())
+    }
+
+    /// Tokens of the prompt that are those of the text up to an offset.
+    fn token_at(&self, offset: usize) -> usize {
+        let beginning = &self.text[..self.text.floor_char_boundary(offset)];
+        let own = self.model.tokenizer.encode(beginning, false).unwrap_or_default();
+        common_prefix(&own, self.tokens)
     }
 }

@@ -68,6 +68,11 @@ impl fmt::Display for CacheMiss {
     }
 }
 
+/// Bytes of the prompts that are kept, and of another one of up to `context` tokens.
+pub fn history_bytes(context: usize) -> u64 {
+    size_of::<u32>() as u64 * (TOKENS_MAX as u64).saturating_add(context as u64)
+}
+
 impl PromptHistory {
     /// Adds a prompt, in the place of those that it begins with. The oldest ones make room.
     pub fn add(&mut self, origin: SequenceOrigin, prompt: &[u32]) {
@@ -80,13 +85,14 @@ impl PromptHistory {
     }
 
     /// Why `cached` tokens of a prompt are not more, where sequences in memory have `held` in common with it; `None` if
-    /// no more than a page is computed that an earlier prompt has, or there is none.
+    /// no more than a page is computed that an earlier prompt has, or there is none. `bytes` is the length of a text of
+    /// tokens.
     pub fn miss(
         &self,
         origin: SequenceOrigin,
         (prompt, turns): (&[u32], &PromptTurns),
-        cached: usize,
-        held: usize,
+        (cached, held): (usize, usize),
+        bytes: impl Fn(&[u32]) -> usize,
     ) -> Option<CacheMiss> {
         let longest = |same: bool| {
             let prompts = self.prompts.iter().filter(|(other, _)| (*other == origin) == same);
@@ -101,7 +107,7 @@ impl PromptHistory {
             () if !self.prompts.is_empty() && cached + PAGE_TOKENS <= prompt.len() => (MissReason::Differs, same),
             () => return None,
         };
-        Some(CacheMiss { reason, common, block: turns.block(common) })
+        Some(CacheMiss { reason, common, block: turns.block(common, || bytes(&prompt[..common])) })
     }
 }
 
@@ -113,10 +119,12 @@ mod tests {
     fn each_reason_is_told_from_the_others() {
         let [own, other] = ["", "q8_0"].map(|settings| SequenceOrigin::new("model", settings));
         let tokens = |range: std::ops::Range<u32>| range.collect::<Vec<u32>>();
-        let turns = PromptTurns { pinned: vec![], begins: vec![0, 150, 260] };
+        let turns = PromptTurns { pinned: vec![], begins: vec![150, 190, 260], tools: 40..280 };
         let mut history = PromptHistory::default();
         let prompt = [tokens(0..200), tokens(900..1200)].concat();
-        let miss = |history: &PromptHistory, cached, held| history.miss(own, (&prompt, &turns), cached, held);
+        let miss = |history: &PromptHistory, cached, held| {
+            history.miss(own, (&prompt, &turns), (cached, held), |tokens| 2 * tokens.len())
+        };
         assert_eq!(miss(&history, 0, 0), None, "nothing was there before");
         history.add(own, &tokens(0..100));
         history.add(own, &tokens(0..400));
@@ -127,7 +135,9 @@ mod tests {
         assert_eq!(reason(100, 100), Some((MissReason::Evicted, 200)));
         assert_eq!(reason(137, 200).unwrap().0, MissReason::Differs, "less than a page is not looked at");
         let said = miss(&history, 200, 200).unwrap().to_string();
-        assert_eq!(said, "the prompt differs from token 200 on, in turn 1");
+        assert_eq!(said, "the prompt differs from token 200 on, in turn 2");
+        let blocks = [10, 20, 140, 150].map(|at| turns.block(at, || 2 * at).to_string());
+        assert_eq!(blocks, ["the system text", "the tools", "the system text", "turn 1"]);
         let mut history = PromptHistory::default();
         history.add(other, &tokens(0..400));
         assert_eq!(miss(&history, 0, 0).unwrap().reason, MissReason::OtherSettings);

@@ -134,6 +134,16 @@ impl Tokenizer {
         }
     }
 
+    /// Bytes of the text that tokens stand for, the names of special ones included.
+    pub fn text_bytes(&self, tokens: &[u32]) -> usize {
+        let bytes = |id: &u32| match self.token_bytes(*id) {
+            TokenBytes::Text(bytes) => bytes.len(),
+            TokenBytes::Special(name) => name.len(),
+            TokenBytes::Unknown => 0,
+        };
+        tokens.iter().map(bytes).sum()
+    }
+
     /// The special tokens: names and ids.
     pub fn special_tokens(&self) -> impl Iterator<Item = (String, u32)> {
         let added = self.inner.get_added_tokens_decoder().into_iter();

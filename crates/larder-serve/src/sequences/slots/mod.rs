@@ -69,32 +69,31 @@ impl ServerSlots {
         let held_tokens = held.map_or(0, |reuse| reuse.shared);
         let busy = active.iter().map(|sequence| (sequence.reusable_prefix(prompt), sequence));
         let busy = busy.max_by_key(|(shared, _)| *shared).filter(|(shared, _)| *shared > held_tokens);
-        let saved = self.find(prompt, busy.map_or(held_tokens, |(shared, _)| shared));
-        if let (Some((_, sequence)), None) = (busy, &saved) {
-            let id = self.cache.place(held.map(|reuse| reuse.from));
-            let displaced = self.cache.displace(id);
-            self.displace(displaced);
-            let mut copy = sequence.branch();
-            copy.rewind(copy.common_prefix(prompt));
-            return (id, copy);
-        }
-        let (id, mut sequence) = match (held, saved) {
-            (Some(reuse), None) => (reuse.to, self.reuse(reuse, decoder)),
-            (held, saved) => {
-                // The one in memory stays, for a file that cannot be read.
-                let id = self.cache.place(held.map(|reuse| reuse.from));
-                // What is there leaves before another is read, so that memory for one more is enough.
-                let displaced = self.cache.displace(id);
-                self.displace(displaced);
-                match (saved.and_then(|name| self.sessions.as_ref()?.read(&name, decoder, &self.origin)), held) {
-                    (Some(read), _) => (id, read),
-                    (None, Some(reuse)) if reuse.from != id => (id, self.reuse(Reuse { to: id, ..reuse }, decoder)),
-                    (None, _) => (id, Sequence::new(decoder, self.context)),
-                }
+        if let Some(name) = self.find(prompt, busy.map_or(held_tokens, |(shared, _)| shared)) {
+            // The one in memory stays, for a file that cannot be read. What leaves does so before another is read, so
+            // that memory for one more is enough.
+            let id = self.vacate(held.map(|reuse| reuse.from));
+            if let Some(read) = self.sessions.as_ref().and_then(|found| found.read(&name, decoder, &self.origin)) {
+                return (id, cut_to(read, prompt));
             }
+            // The file will not be found again.
+            self.cache.empty(id);
+            return self.take(prompt, active, decoder);
+        }
+        let (id, sequence) = match (busy, held) {
+            (Some((_, sequence)), _) => (self.vacate(held.map(|reuse| reuse.from)), sequence.branch()),
+            (None, Some(reuse)) => (reuse.to, self.reuse(reuse, decoder)),
+            (None, None) => (self.vacate(None), Sequence::new(decoder, self.context)),
         };
-        sequence.rewind(sequence.common_prefix(prompt));
-        (id, sequence)
+        (id, cut_to(sequence, prompt))
+    }
+
+    /// A slot for another sequence, of which `kept` is the last choice. What is there leaves.
+    fn vacate(&mut self, kept: Option<usize>) -> usize {
+        let id = self.cache.place(kept);
+        let displaced = self.cache.displace(id);
+        self.displace(displaced);
+        id
     }
 
     /// A sequence of `tokens` and its slot, as [`take`](Self::take) finds it, with its number of tokens that need not
@@ -289,6 +288,12 @@ impl ServerSlots {
     }
 }
 
+/// A sequence up to where a prompt differs.
+fn cut_to(mut sequence: Sequence, prompt: &[u32]) -> Sequence {
+    sequence.rewind(sequence.common_prefix(prompt));
+    sequence
+}
+
 fn millis(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1000.0
 }
@@ -305,3 +310,6 @@ fn not_read(name: &str, error: &SavedSequenceError) -> ApiError {
         ApiError::invalid_field("filename", "invalid_file", format!("'{name}' {error}."))
     }
 }
+
+#[cfg(test)]
+mod tests;
