@@ -1,3 +1,5 @@
+//! What lists have in common.
+
 /// How many items two lists begin with alike.
 ///
 /// ```
