@@ -42,13 +42,13 @@ def main():
     waits = {"newcomer, 50 tokens": [], "warm request": []}
     time.sleep(2 * args.step_time)
     while agent.is_running():
-        for name, list in waits.items():
+        for name, found in waits.items():
             prompt = tokens(50) if name.startswith("newcomer") else warm + tokens(30)
             before, start = len(chat.times), time.monotonic()
             first = Stream(host, prompt, 1)
             first.wait()
             if agent.is_running():
-                list.append((first.times[0] - start, sum(start < at < first.times[0] for at in chat.times[before:])))
+                found.append((first.times[0] - start, sum(start < at < first.times[0] for at in chat.times[before:])))
         time.sleep(args.step_time)
     ended = agent.times[0]
     chat.stop()
@@ -61,10 +61,10 @@ def main():
     row("the chat's gaps before", alone)
     row("the chat's gaps beside the prompt", beside)
     steps = {}
-    for name, list in waits.items():
-        row(f"first token of a {name}", [seconds for seconds, _ in list])
-        steps[name] = statistics.median(steps for _, steps in list)
-        print(f"| its steps | {steps[name]:g} | | {max(steps for _, steps in list)} | {len(list)} |")
+    for name, found in waits.items():
+        row(f"first token of a {name}", [seconds for seconds, _ in found])
+        steps[name] = statistics.median(steps for _, steps in found)
+        print(f"| its steps | {steps[name]:g} | | {max(steps for _, steps in found)} | {len(found)} |")
     holds = late(beside) <= 2 * args.step_time and steps["newcomer, 50 tokens"] <= 2 and steps["warm request"] <= 3
     print("holds" if holds else "DOES NOT HOLD")
     sys.exit(not holds)

@@ -2,6 +2,7 @@
 
 mod active;
 mod logprobs;
+mod pace;
 mod schedule;
 mod turn;
 
@@ -13,7 +14,8 @@ use larder_model::{Decoder, ExpertPath, Logits, ModelError};
 
 use crate::decode::active::stalled::{StalledRequest, StalledRequests};
 use crate::decode::active::{ActiveRequest, StepTap};
-use crate::decode::schedule::{KvMemory, MadeRoom, PromptPace, shares};
+use crate::decode::pace::PromptPace;
+use crate::decode::schedule::{KvMemory, MadeRoom, shares};
 use crate::decode::turn::Turn;
 use crate::engine::Engine;
 use crate::error::ApiError;
@@ -99,8 +101,10 @@ impl DecodeLoop<'_> {
         let moved = ready.is_some();
         if let Some(ready) = ready {
             let shares = self.shares(ready);
+            let in_step = |(request, share): (&ActiveRequest, &usize)| *share > 0 && !request.is_prefilling();
+            let decodes = self.active.iter().zip(&shares).any(in_step);
             self.compute(&shares, &mut work);
-            if work.generated_tokens > 0 && work.prompt_tokens > 0 {
+            if decodes {
                 self.pace.measured(work.prompt_tokens, began.elapsed());
             }
             if shares.iter().filter(|share| **share > 0).count() >= self.engine.step_tokens() {

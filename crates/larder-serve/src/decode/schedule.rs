@@ -2,50 +2,18 @@
 //! their memory back when KV caches fill it.
 //!
 //! Requests start in the order in which they came. In each step every decoding request has one token, and one alone
-//! those drafted behind it; what remains of the step is divided evenly among the prompts. Where memory is short, the
-//! request that came last gives its KV cache back and is computed again when there is room; the one that came first
-//! never does, so each request is completed in its turn.
-
-use std::time::Duration;
+//! those drafted behind it. In a step in which prompts have their turn ([`PromptPace`]), what remains of it is divided
+//! evenly among them. Where memory is short, the request that came last gives its KV cache back and is computed again
+//! when there is room; the one that came first never does, so each request is completed in its turn.
 
 use crate::decode::active::ActiveRequest;
 use crate::decode::logprobs::ECHOED_TOKENS;
+use crate::decode::pace::{PromptPace, SHORT_PROMPT_TOKENS};
 use crate::engine::Engine;
 use crate::sequences::slots::ServerSlots;
 
-/// Prompt tokens of a step before any step with a prompt was measured, and the fewest.
-const FIRST_PROMPT_TOKENS: usize = 64;
-const LEAST_PROMPT_TOKENS: usize = 16;
 /// Tokens for which each request must have room, beyond those it has, before another one is computed again.
 const ROOM_TOKENS: usize = 64;
-
-/// How many prompt tokens join a step of decoding requests, so that it takes no longer than it may.
-pub struct PromptPace {
-    step_time: Duration,
-    tokens: usize,
-}
-
-impl PromptPace {
-    /// For steps of `step_time`.
-    pub fn new(step_time: Duration) -> Self {
-        PromptPace { step_time, tokens: FIRST_PROMPT_TOKENS }
-    }
-
-    /// Takes the time of a step in which requests decoded, with `prompt_tokens` tokens of prompts.
-    pub fn measured(&mut self, prompt_tokens: usize, took: Duration) {
-        let ratio = self.step_time.as_secs_f64() / took.as_secs_f64().max(1e-6);
-        // A step with few of them does not show that more would fit.
-        if ratio < 1.0 || prompt_tokens >= self.tokens {
-            let tokens = prompt_tokens as f64 * ratio.clamp(0.5, 1.5);
-            self.tokens = (tokens as usize).max(LEAST_PROMPT_TOKENS);
-        }
-    }
-
-    /// Prompt tokens of a step with `decoding` requests that decode, and at most `most` tokens in all.
-    fn room(&self, decoding: usize, most: usize) -> usize {
-        if decoding == 0 { most } else { self.tokens.min(most - decoding) }
-    }
-}
 
 /// How many of the `most` tokens of the step each request may use. Requests that came first go first.
 pub fn shares(active: &[ActiveRequest], ready: &[bool], pace: &PromptPace, most: usize) -> Vec<usize> {
@@ -55,9 +23,15 @@ pub fn shares(active: &[ActiveRequest], ready: &[bool], pace: &PromptPace, most:
     };
     let (mut decoding, mut prompts) = (of(false).min(most), of(true));
     let (mut room, mut echoed) = (pace.room(decoding, most), ECHOED_TOKENS);
+    let mut short = SHORT_PROMPT_TOKENS.min(most - decoding);
     let mut share = |request: &ActiveRequest| {
         if request.is_prefilling() {
-            let mut share = request.pending().min(room.div_ceil(prompts));
+            let pending = request.pending();
+            if room == 0 && pending <= short && !request.echoes_logits() {
+                short -= pending;
+                return pending;
+            }
+            let mut share = pending.min(room.div_ceil(prompts));
             if request.echoes_logits() {
                 share = share.min(echoed);
                 echoed -= share;
@@ -153,44 +127,5 @@ impl<'m> KvMemory<'m> {
         request.release(engine.decoder_and_experts().0);
         self.preempted.push(request);
         MadeRoom::Preempted(last)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const STEP_TIME: Duration = Duration::from_millis(250);
-
-    /// Prompt tokens per step after `steps` steps that take `micros` for each token of a prompt, and `base` beside.
-    fn settled(base: Duration, micros: u64, steps: usize) -> usize {
-        let mut pace = PromptPace::new(STEP_TIME);
-        for _ in 0..steps {
-            let tokens = pace.room(1, 512);
-            pace.measured(tokens, base + Duration::from_micros(micros) * tokens as u32);
-        }
-        pace.room(1, 512)
-    }
-
-    #[test]
-    fn the_pace_settles_below_the_step_time() {
-        let base = Duration::from_millis(50);
-        let tokens = settled(base, 1000, 20);
-        assert!((150..=200).contains(&tokens), "{tokens} tokens at 1 ms each, beside 50 ms, in 250 ms");
-        assert_eq!(settled(base, 1, 20), 511);
-        assert_eq!(settled(STEP_TIME * 3, 1000, 20), LEAST_PROMPT_TOKENS);
-        // One slow step does not stay.
-        let mut pace = PromptPace::new(STEP_TIME);
-        pace.measured(64, STEP_TIME * 9);
-        assert_eq!(pace.room(1, 512), 32);
-        pace.measured(32, STEP_TIME / 10);
-        assert_eq!(pace.room(1, 512), 48);
-    }
-
-    #[test]
-    fn few_tokens_do_not_show_that_more_would_fit() {
-        let mut pace = PromptPace::new(STEP_TIME);
-        pace.measured(3, Duration::from_millis(1));
-        assert_eq!((pace.room(1, 512), pace.room(4, 16), pace.room(0, 512)), (64, 12, 512));
     }
 }

@@ -50,7 +50,7 @@ pub struct ServeArgs {
     /// full, the newest request is preempted
     #[arg(long, hide_short_help = true, value_name = "SIZE", value_parser = byte_size, help_heading = heading::SERVER)]
     pub kv_mem: Option<ByteSize>,
-    /// Time of a step in seconds that prompts may take while other requests decode: the wait between two tokens
+    /// Time in seconds that a chunk of prompts takes while other requests decode: the wait between two tokens
     #[arg(long, hide_short_help = true, default_value_t = 0.5, value_name = "SECONDS", value_parser = seconds, help_heading = heading::SERVER)]
     pub step_time: f64,
     /// Folder in which sequences are saved that leave the prefix cache, and found again after a restart
