@@ -11,6 +11,7 @@
 //! - [`Blueprint`], [`Geometry`]: what a config says about a model's tensors and sizes.
 //! - [`Gate`]: from router logits to experts and their weights.
 //! - [`CacheScope`], [`Residency`]: what routing and eviction share with the cache.
+//! - [`EncodedImage`], [`ImageGrid`]: what stands for an image in a prompt.
 //! - [`Trace`]: the recorded routing of a run.
 //!
 //! ```
@@ -38,6 +39,7 @@ mod experts;
 mod fieldwise;
 mod formats;
 mod ids;
+mod images;
 mod memory;
 mod numbers;
 mod task_threads;
@@ -66,6 +68,7 @@ pub use formats::levels::{
 pub use formats::number_format::{NumberFormat, UnknownNumberFormat};
 pub use formats::row_order::{RowOrder, UnknownRowOrder, deinterleave, interleave};
 pub use ids::{ExpertId, ExpertKey, LayerIdx, MoeRow, WantedExpert};
+pub use images::{EncodedImage, FIRST_IMAGE_ID, ImageGrid};
 pub use memory::sequence::{CheckpointPolicy, KV_PAGE_TOKENS, SequenceMemory};
 pub use memory::step::StepMemory;
 pub use numbers::exp::{exp, softplus};
