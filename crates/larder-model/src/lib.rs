@@ -104,6 +104,6 @@ pub use ops::{
     IndexChoice, LogitChanges, MATRIX_STREAMS, ManifoldWeights, NormGate, Ops, RecurrentOps, Rotation, Rows,
     ScaledSides, Scan, ScanHeads, SeenRows, StateSpan, StreamGate, StreamMix, TokenDraw,
 };
-pub use step::{LogitsFor, Span, TokenOrigin, TokenPhase};
+pub use step::{LogitsFor, PlacedImage, Span, SpanImages, TokenOrigin, TokenPhase};
 pub use tap::{Phase, Tap};
 pub use weights::{EmbeddingRows, Matrix, PlacedMatrix, RowTraffic, row_cache_bytes};

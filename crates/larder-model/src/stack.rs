@@ -38,6 +38,8 @@ pub struct Stack {
     pub mtp: Option<MtpLayer>,
     /// The residual streams of a model that has several.
     pub streams: Option<Streams>,
+    /// The token as which layers that read tokens read those of images; `None` for a model that takes no images.
+    pub image_token: Option<u32>,
 }
 
 /// Several residual streams, side by side in the place of one: `[tokens, count · hidden]`. All begin with the

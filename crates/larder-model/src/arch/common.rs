@@ -307,6 +307,7 @@ impl Basics {
             encoder: None,
             mtp,
             streams: None,
+            image_token: None,
         })
     }
 }

@@ -150,12 +150,17 @@ const ALIASES: &[Alias] = &[
     Alias { model_type: "qwen3_8_flash_next", of: "qwen4_exp", defaults: &[], fixed: &[] },
     Alias { model_type: "qwen3_8_flash_next_text", of: "qwen4_exp", defaults: &[], fixed: &[] },
     Alias { model_type: "qwen4_exp_text", of: "qwen4_exp", defaults: &[], fixed: &[] },
-    Alias { model_type: "qwen3_omni_moe_text", of: "qwen3_moe", defaults: &[("norm_topk_prob", true)], fixed: &[] },
+    Alias {
+        model_type: "qwen3_omni_moe_text",
+        of: "qwen3_moe",
+        defaults: &[("norm_topk_prob", true)],
+        fixed: &[("takes_images", true)],
+    },
     Alias {
         model_type: "qwen3_vl_moe_text",
         of: "qwen3_moe",
         defaults: &[],
-        fixed: &[("norm_topk_prob", true), ("use_sliding_window", false)],
+        fixed: &[("norm_topk_prob", true), ("use_sliding_window", false), ("takes_images", true)],
     },
     Alias { model_type: "step3p7", of: "step3p5", defaults: &[], fixed: &[] },
 ];

@@ -11,9 +11,14 @@ use larder_core::Gate;
 use super::qwen3_next::{FfnParts, build_with};
 use crate::config::Config;
 use crate::error::Result;
-use crate::nn::DeltaForm;
+use crate::nn::{DeltaForm, RotarySections};
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
+
+/// The sections of a head, unless the config says otherwise.
+pub const SECTIONS: RotarySections = RotarySections::new([11, 11, 10]);
+/// The token that stands for those of images in a config that does not say.
+pub const IMAGE_TOKEN: u32 = 248_056;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     // The reference computes in f32 and has experts in every layer, whatever these say.
@@ -29,5 +34,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
             shared_width: config.size_or(&["shared_expert_intermediate_size"], 512)?,
         })
     };
-    build_with(config, weights, DeltaForm::Separate, ffn)
+    let image_token = Some(config.opt_token("image_token_id")?.unwrap_or(IMAGE_TOKEN));
+    let stack = build_with(config, weights, DeltaForm::Separate, Some(SECTIONS), ffn)?;
+    Ok(Stack { image_token, ..stack })
 }

@@ -13,7 +13,9 @@ use super::common::{AttentionBias, Basics, Defaults, layer_types, sparse_layers}
 use super::qwen2_moe::with_shared;
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Attention, DeltaForm, DeltaShape, GatedDeltaNet, InputProducts, Mixer, OutputGate, Rope};
+use crate::nn::{
+    Attention, DeltaForm, DeltaShape, GatedDeltaNet, InputProducts, Mixer, OutputGate, Rope, RotarySections,
+};
 use crate::ops::{Activation, DeltaHeads, GateFunction, Rotary};
 use crate::stack::{Ffn, Stack};
 use crate::weights::{RowGroups, WeightLoader};
@@ -32,7 +34,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
             shared_width: config.size(&["shared_expert_intermediate_size"])?,
         })
     };
-    build_with(config, weights, form, ffn)
+    build_with(config, weights, form, None, ffn)
 }
 
 /// The parts behind the mixers.
@@ -47,12 +49,13 @@ pub struct FfnParts {
     pub shared_width: usize,
 }
 
-/// The architecture, with the form in which the delta rule's matmuls are stored, and the keys of the other parts,
-/// which are read for the number of layers.
+/// The architecture, with the form in which the delta rule's matmuls are stored, the sections of a head if positions
+/// in images have three dimensions, and the keys of the other parts, which are read for the number of layers.
 pub fn build_with(
     config: &mut Config,
     weights: &mut WeightLoader,
     form: DeltaForm,
+    sections: Option<RotarySections>,
     ffn: impl FnOnce(&mut Config, usize) -> Result<FfnParts>,
 ) -> Result<Stack> {
     let defaults = Defaults { eps: 1e-6, kv_heads: Some(2), head_dim: Some(256), ..Defaults::COMMON };
@@ -60,7 +63,11 @@ pub fn build_with(
     if basics.act != Activation::Silu {
         return Err(config_error("hidden_act must be silu for this model"));
     }
-    let (rope, rotary) = Rope::parse(config, basics.head_dim, 1e4, basics.context, Some(0.25))?;
+    let share = Some(0.25);
+    let (rope, rotary) = match sections {
+        None => Rope::parse(config, basics.head_dim, 1e4, basics.context, share)?,
+        Some(own) => Rope::parse_with_sections(config, basics.head_dim, 1e4, basics.context, share, own)?,
+    };
     config.only("attn_output_gate", true);
     let linear = linear_layers(config, basics.layers)?;
     let delta = delta_shape(config, form)?;

@@ -16,6 +16,7 @@ use larder_core::{ExpertNames, Gate};
 
 use super::common::{AttentionBias, Basics, Defaults, layer_types};
 use super::qwen2_moe::with_shared;
+use super::qwen3_5_moe::{IMAGE_TOKEN, SECTIONS};
 use super::qwen3_next::{attention, delta_shape};
 use crate::config::{Config, config_error};
 use crate::error::{ModelError, Result};
@@ -49,13 +50,14 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         "number_of_conv_states",
         "ple_embedding_dtype",
     ]);
-    let (rope, rotary) = Rope::parse(config, basics.head_dim, 1e4, basics.context, Some(1.0))?;
+    let (rope, rotary) = Rope::parse_with_sections(config, basics.head_dim, 1e4, basics.context, Some(1.0), SECTIONS)?;
+    let image_token = config.opt_token("image_token_id")?.unwrap_or(IMAGE_TOKEN);
     let linear = linear_layers(config, basics.layers)?;
     let delta = DeltaShape { gate: output_gate(config)?, ..delta_shape(config, DeltaForm::Separate)? };
     let bias = AttentionBias::all(config.flag_or("attention_bias", false)?);
     let shape = stream_shape(config, &basics)?;
     let (indexer, blocks_rope) = (IndexerConfig::parse(config, &linear, (&rope, rotary))?, rope.clone());
-    let tables = NGramTables::parse(config, &basics, &linear)?;
+    let tables = NGramTables::parse(config, &basics, &linear, image_token)?;
     let experts = config.size_or(&["num_experts", "num_local_experts"], 512)?;
     let top_k = config.size_or(&["num_experts_per_tok"], 10)?;
     let gate = Gate::softmax(experts, top_k, config.flag_or("norm_topk_prob", true)?).checked()?;
@@ -83,7 +85,8 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         });
         Ok(Layer::new(connected(mixer, of_mixer?), connected(ffn, of_ffn?)))
     };
-    let mut stack = basics.stack_with(weights, rope, geometry, names, build_layer, |_| Ok(Norm::None))?;
+    let stack = basics.stack_with(weights, rope, geometry, names, build_layer, |_| Ok(Norm::None))?;
+    let mut stack = Stack { image_token: Some(image_token), ..stack };
     let prefix = "model.hyper_connection_mixer";
     let norm = stream_norm(&basics, weights, &format!("{prefix}.hc_norm"), shape)?;
     let merge = Box::new(LowRankMixer::new(weights, prefix, shape, norm)?);
@@ -222,6 +225,8 @@ struct NGramTables {
     conv: usize,
     /// The token that ends a text.
     end: u32,
+    /// The token that stands for those of images.
+    image_token: u32,
     /// The integers of the one table, where the config has them: it is one from GGUF.
     given: Option<[Vec<i64>; 3]>,
 }
@@ -235,7 +240,7 @@ const INTEGERS: [(&str, &str); 3] = [
 ];
 
 impl NGramTables {
-    fn parse(config: &mut Config, basics: &Basics, linear: &[bool]) -> Result<Self> {
+    fn parse(config: &mut Config, basics: &Basics, linear: &[bool], image_token: u32) -> Result<Self> {
         // The multipliers that follow from the seed are stored, and parts of a table are joined when they are read.
         config.ignore(&["seed", "split_ngram_parts"]);
         let mut ids = config.opt_counts("ple_layer_ids")?.unwrap_or_default();
@@ -263,6 +268,7 @@ impl NGramTables {
             rows: vec![],
             conv,
             end: end.unwrap_or_default(),
+            image_token,
             given,
         };
         if !tables.layers.is_empty() {
@@ -314,6 +320,7 @@ impl NGramTables {
         Ok(NGramFeatures {
             shape,
             hash: self.hash(weights, &prefix, self.rows[index])?,
+            image_token: self.image_token,
             table: weights.rows(&table, self.rows[index], shape.row)?,
             key: weights.linear(&format!("{prefix}.key_proj"), width, embedded, false)?,
             value: weights.linear(&format!("{prefix}.value_proj"), hidden, embedded, false)?,

@@ -89,6 +89,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         encoder: Some(encoder),
         mtp: None,
         streams: None,
+        image_token: None,
     })
 }
 

@@ -20,6 +20,9 @@ const OTHER_PARTS: [&str; 13] = [
 /// Whether the output head uses the weights of the embedding; beside a nested config it overrides the one inside.
 const TIED: &str = "tie_word_embeddings";
 
+/// The token in place of which an image stands, which layers may read that look at tokens.
+const IMAGE_TOKEN: &str = "image_token_id";
+
 /// The config of a text decoder, and the keys around it that are refused.
 pub struct TextConfig<'a> {
     /// The config.
@@ -30,8 +33,8 @@ pub struct TextConfig<'a> {
 
 /// `config`, or the config of the text decoder that is nested in it.
 ///
-/// Of the keys beside a nested config only `tie_word_embeddings` and `quantization_config` apply to text. One that is
-/// neither known to concern other inputs nor without effect is refused.
+/// Of the keys beside a nested config only `tie_word_embeddings`, `quantization_config` and `image_token_id` apply to the
+/// text decoder. One that is neither known to concern other inputs nor without effect is refused.
 pub fn text_config(config: &Value) -> Result<TextConfig<'_>> {
     let (mut found, mut refusals) = (Cow::Borrowed(config), vec![]);
     for nest in NESTS {
@@ -51,7 +54,7 @@ fn joined(nest: &str, outer: &Map<String, Value>, inner: &Map<String, Value>) ->
     for (key, value) in outer {
         match key.as_str() {
             TIED if !value.is_null() => drop(all.insert(key.clone(), value.clone())),
-            "model_type" | "quantization_config" => drop(all.entry(key).or_insert_with(|| value.clone())),
+            "model_type" | "quantization_config" | IMAGE_TOKEN => drop(all.entry(key).or_insert_with(|| value.clone())),
             _ if key == nest || is_off(value) || is_neutral(key) || inner.get(key) == Some(value) => {}
             "ignore_index" => {} // of the loss
             nested if NESTS.contains(&nested) || OTHER_PARTS.iter().any(|word| nested.contains(word)) => {}
@@ -97,7 +100,7 @@ mod tests {
             "tie_word_embeddings": true,
             "text_config": {"model_type": "inner", "hidden_size": 8, "tie_word_embeddings": false}
         });
-        let want = json!({"model_type": "inner", "hidden_size": 8, "tie_word_embeddings": true});
+        let want = json!({"model_type": "inner", "hidden_size": 8, "tie_word_embeddings": true, "image_token_id": 9});
         assert_eq!(*text_config(&outer).unwrap().config, want);
         let omni = json!({"model_type": "omni", "talker_config": {"a": 1}, "enable_audio_output": true,
             "thinker_config": {"model_type": "thinker", "audio_config": {}, "text_config": {"hidden_size": 8}}});

@@ -9,7 +9,7 @@ use crate::kv::EncoderInput;
 use crate::nn::{MoeInput, Running};
 use crate::ops::Rows;
 use crate::stack::{Encoder, EncoderLayer, Ffn};
-use crate::step::{ForwardPass, HandedOn, LogitsFor, Span, TokenOrigin, TokenPhase};
+use crate::step::{ForwardPass, HandedOn, LogitsFor, Span, SpanImages, TokenOrigin, TokenPhase};
 use crate::tap::{Phase, PhaseClock, Tap};
 
 impl Decoder {
@@ -103,7 +103,8 @@ impl Decoder {
         let (_only, ops) = (self.stack.head.compute().step(), self.ops());
         ops.retain(&[]);
         let mut clock = PhaseClock::start();
-        let mut x = self.embed(encoder.embed.as_deref().unwrap_or(self.embedding()), [tokens].into_iter())?; // [tokens, hidden]
+        let own = encoder.embed.as_deref().unwrap_or(self.embedding());
+        let mut x = self.embed(own, [(tokens, SpanImages::default())].into_iter())?; // [tokens, hidden]
         clock.lap(Phase::EmbedAndHead, tap);
         for (i, layer) in encoder.layers.iter().enumerate() {
             if !tap.wants_more() {

@@ -4,6 +4,7 @@
 mod ahead;
 mod encoder;
 mod head;
+mod images;
 mod layer;
 mod logits;
 mod mtp;
@@ -22,6 +23,7 @@ use serde_json::Value;
 use crate::arch;
 use crate::compute::ComputeContext;
 use crate::config::{Config, Refusal, TextConfig, config_error, refused, text_config, without_ignored};
+use crate::decoder::images::deepstacks;
 use crate::decoder::layer::OtherLayers;
 use crate::decoder::step_memory::step_memory;
 use crate::error::{ModelError, Result};
@@ -30,7 +32,7 @@ use crate::kv::{KvCache, KvPool, LayerShape};
 use crate::nn::{ExpertsByToken, Mixer, Rope, Running};
 use crate::ops::{Activation, Ops, RopeTable, Rows};
 use crate::stack::{Ffn, Layer, Stack};
-use crate::step::{ForwardPass, HandedOn, LayerStates, Span, SpanPositions};
+use crate::step::{ForwardPass, HandedOn, LayerStates, Span, SpanPositions, is_of_image};
 use crate::tap::{Phase, PhaseClock, Tap, report_hidden};
 use crate::weights::{EmbeddingRows, ReadAhead, RowTraffic, WeightLoader};
 
@@ -201,6 +203,11 @@ impl Decoder {
         mixers.filter_map(|mixer| mixer.part.ngram_rows()).reduce(|all, own| all + own)
     }
 
+    /// Whether sequences may have images.
+    pub fn takes_images(&self) -> bool {
+        self.stack.image_token.is_some()
+    }
+
     /// Width of a hidden state.
     pub fn hidden(&self) -> usize {
         self.stack.hidden
@@ -340,7 +347,7 @@ impl Decoder {
 
     /// The embeddings `[tokens, streams · hidden]` of the tokens of all spans.
     pub(crate) fn embed_streams(&self, spans: &[Span]) -> Result<Rows> {
-        let x = self.embed(self.embedding(), spans.iter().map(|span| span.tokens))?; // [tokens, hidden]
+        let x = self.embed_spans(spans)?; // [tokens, hidden]
         self.in_all_streams(x)
     }
 
@@ -362,7 +369,7 @@ impl Decoder {
     ) -> Result<Rows> {
         let (stack, ops) = (&self.stack, self.ops());
         clock.lap(Phase::EmbedAndHead, tap);
-        let (mut stage, mut begun) = (0, false);
+        let (mut stage, mut begun, deepstacks) = (0, false, deepstacks(spans));
         for (i, layer) in stack.layers.iter().enumerate() {
             if !tap.wants_more() {
                 return Err(ModelError::Cancelled);
@@ -384,23 +391,21 @@ impl Decoder {
             let factor = stack.factors.residual as f32;
             let mut running = Running { pass, ops, experts, tap, clock, factor };
             x = layer.forward(x, others, &mut LayerStates::new(spans, i), &mut running)?;
+            if !begun && stage <= deepstacks {
+                x = self.add_deepstack(x, stage - 1, spans)?;
+            }
             timeline::complete("layer", start, clock.last(), &[("layer", i as u64)]);
         }
         Ok(x)
     }
 
     pub(crate) fn check(&self, spans: &[Span]) -> Result<()> {
-        let vocab = self.stack.vocab;
         if spans.iter().any(|span| span.tokens.is_empty()) || spans.is_empty() {
             return Err(ModelError::Request("the request has no tokens".into()));
         }
-        for Span { tokens, cache, .. } in spans {
-            if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
-                return Err(ModelError::Request(format!(
-                    "token id {id} is out of range: the vocabulary has {vocab} tokens"
-                )));
-            }
-            self.check_len(cache.len + tokens.len())?;
+        for span in spans {
+            self.check_tokens(span)?;
+            self.check_len(span.cache.len + span.tokens.len())?;
         }
         Ok(())
     }
@@ -417,35 +422,19 @@ impl Decoder {
     pub(crate) fn pass(&self, spans: &[Span]) -> ForwardPass {
         let (mut positions, mut origins) = (Vec::with_capacity(spans.len()), Vec::new());
         let mut ropes: Vec<_> = self.stack.ropes.iter().map(|rope| (rope, RopeTable::default())).collect();
-        for Span { tokens, cache, horizon, origin, .. } in spans {
+        for Span { tokens, images, cache, horizon, origin, .. } in spans {
             let (start, tokens) = (cache.position(), tokens.len());
             positions.push(SpanPositions { start, tokens, first_row: origins.len() });
             origins.resize(origins.len() + tokens, *origin);
             for (rope, table) in &mut ropes {
-                rope.extend(table, start..start + tokens, (*horizon).max(start + tokens));
+                rope.extend(table, images.placed, start..start + tokens, (*horizon).max(start + tokens));
             }
         }
-        let tokens = spans.iter().flat_map(|span| span.tokens).copied().collect();
+        let read_as = |id: &u32| self.stack.image_token.filter(|_| is_of_image(*id)).unwrap_or(*id);
+        let tokens = spans.iter().flat_map(|span| span.tokens).map(read_as).collect();
         let ropes = ropes.into_iter().map(|(_, table)| table).collect();
         let (handed_on, router_state) = (HandedOn::default(), HandedOn::default());
         ForwardPass { spans: positions, origins, tokens, drawn: false, ropes, handed_on, router_state }
-    }
-
-    /// The embeddings `[all tokens, hidden]` of some tokens of each sequence.
-    pub(crate) fn embed<'t>(
-        &self,
-        embed: &dyn EmbeddingRows,
-        all: impl Iterator<Item = &'t [u32]> + Clone,
-    ) -> Result<Rows> {
-        let (hidden, ops) = (self.stack.hidden, self.ops());
-        let mut x = ops.buffer(all.clone().map(<[u32]>::len).sum(), hidden);
-        let mut rest = x.values();
-        for own in all {
-            embed.fill(own, rest.split_off_mut(..own.len() * hidden).expect("there is a row for each token"))?;
-        }
-        let by = self.stack.factors.embedding;
-        let x = ops.upload(x)?;
-        if by == 1.0 { Ok(x) } else { ops.scale(x, by as f32) }
     }
 }
 

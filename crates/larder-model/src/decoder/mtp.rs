@@ -78,7 +78,7 @@ impl Decoder {
     /// The input of the layer: `[tokens, hidden]`.
     fn mtp_input(&self, mtp: &MtpLayer, spans: &[Span], hidden: &[f32]) -> Result<Rows> {
         let ops = self.ops();
-        let embedded = self.embed(self.embedding(), spans.iter().map(|span| span.tokens))?;
+        let embedded = self.embed_spans(spans)?;
         let hidden = ops.send(hidden, embedded.width)?;
         let both = ops.beside(mtp.embedding_norm.forward(embedded, ops)?, mtp.hidden_norm.forward(hidden, ops)?)?;
         mtp.projection.forward(both, ops)

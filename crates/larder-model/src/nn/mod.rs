@@ -37,7 +37,7 @@ pub use recurrent::{
     CausalConv, DeltaForm, DeltaShape, GatedDeltaNet, KimiDelta, KimiDeltaShape, Mamba1, Mamba1Shape, Mamba2,
     Mamba2Shape, ShortConv,
 };
-pub use rope::{Rope, RopeType, attention_scale};
+pub use rope::{Rope, RopeType, RotarySections, attention_scale};
 pub(crate) use running::Running;
 pub use scratch::TokenScratch;
 

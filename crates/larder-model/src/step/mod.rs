@@ -1,9 +1,14 @@
 //! The request of a step: some consecutive tokens of each of several sequences (a ragged batch).
 
+mod images;
 mod pass;
+mod rotary_runs;
 mod token_origin;
 
+pub use images::{PlacedImage, SpanImages};
+pub(crate) use images::{TokenRun, is_of_image};
 pub use pass::{ForwardPass, HandedOn, SpanPositions};
+pub use rotary_runs::{RotaryRun, rotary_runs};
 pub use token_origin::{TokenOrigin, TokenPhase};
 
 use crate::device::Place;
@@ -17,8 +22,11 @@ use crate::ops::StateSpan;
 /// each are the decode step of several sequences; both may be mixed. The logits of a span do not depend on the other
 /// spans of the step, nor on the sizes of the spans that its sequence is divided into.
 pub struct Span<'a> {
-    /// The tokens, at least one; they follow the tokens in `cache`.
+    /// The tokens, at least one; they follow the tokens in `cache`. Those of images have ids from
+    /// [`FIRST_IMAGE_ID`](larder_core::FIRST_IMAGE_ID) on.
     pub tokens: &'a [u32],
+    /// The images of the sequence.
+    pub images: SpanImages<'a>,
     /// The tokens in `cache`. Only the layers of some models look at them.
     pub before: &'a [u32],
     /// The KV cache of the sequence. The step appends the tokens to it.
@@ -41,7 +49,7 @@ impl<'a> Span<'a> {
     pub fn new(tokens: &'a [u32], cache: &'a mut KvCache) -> Self {
         let horizon = cache.len + tokens.len();
         let (logits_for, origin) = (LogitsFor::Last, TokenOrigin::default());
-        Span { tokens, before: &[], cache, horizon, logits_for, origin, hidden: None }
+        Span { tokens, images: SpanImages::default(), before: &[], cache, horizon, logits_for, origin, hidden: None }
     }
 }
 
@@ -93,6 +101,11 @@ impl<'s, 'a> LayerStates<'s, 'a> {
     pub(crate) fn tokens_before(&self, span: usize, positions: &SpanPositions) -> Option<&'a [u32]> {
         let before = self.spans[span].before;
         (before.len() == positions.start).then_some(before)
+    }
+
+    /// The images of the sequence of a span.
+    pub(crate) fn images(&self, span: usize) -> &'a [PlacedImage] {
+        self.spans[span].images.placed
     }
 
     /// Where the keys and values of the layer are.

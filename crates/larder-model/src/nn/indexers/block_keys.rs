@@ -82,8 +82,10 @@ impl BlockKeys<'_> {
             }
             let mut cos_sin = RopeTable::default();
             let rotation = self.rotation.map(|(rope, rotary, first)| {
-                for at in blocks.iter().flat_map(|blocks| blocks.rows.clone()).map(|block| block * self.pooling.rate) {
-                    rope.extend(&mut cos_sin, at..at + 1, at + 1);
+                for NewRows { span, rows } in &blocks {
+                    for at in rows.clone().map(|block| block * self.pooling.rate) {
+                        rope.extend(&mut cos_sin, states.images(*span), at..at + 1, at + 1);
+                    }
                 }
                 let Rotary { dim, interleaved, .. } = rotary;
                 Rotation { cos_sin: cos_sin.cos_sin(), first, dim, interleaved }

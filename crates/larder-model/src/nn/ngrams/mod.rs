@@ -12,7 +12,7 @@ use super::{CausalConv, Mixer, Norm, TokenScratch};
 use crate::error::Result;
 use crate::kv::{LayerKv, LayerShape, StateLens};
 use crate::ops::{Activation, Ops, Rows, StateSpan};
-use crate::step::{ForwardPass, LayerStates, SpanPositions};
+use crate::step::{ForwardPass, LayerStates, SpanPositions, is_of_image};
 use crate::weights::{EmbeddingRows, Linear, RowTraffic};
 
 mod hash;
@@ -47,6 +47,8 @@ pub struct NGramFeatures {
     pub shape: NGramShape,
     /// Which rows a token has.
     pub hash: NGramHash,
+    /// The token that stands for those of images.
+    pub image_token: u32,
     /// The table.
     pub table: Box<dyn EmbeddingRows>,
     /// `[streams · hidden, embedded]`
@@ -80,7 +82,10 @@ impl NGramFeatures {
     /// wait.
     fn tokens_before(&self, states: &LayerStates, span: usize, positions: &SpanPositions) -> Result<Vec<u32>> {
         match states.tokens_before(span, positions) {
-            Some(before) => Ok(before[before.len().saturating_sub(self.shape.longest - 1)..].to_vec()),
+            Some(before) => {
+                let last = &before[before.len().saturating_sub(self.shape.longest - 1)..];
+                Ok(last.iter().map(|id| if is_of_image(*id) { self.image_token } else { *id }).collect())
+            }
             None => Ok(tokens_of(&states.of(span).recurrent.recurrence(self.state_lens())?)),
         }
     }

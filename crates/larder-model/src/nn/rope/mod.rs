@@ -9,8 +9,12 @@ use scaling::{SCALING_KEYS, Scaling, Yarn, log_scale};
 use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::ops::{RopeTable, Rotary};
+use crate::step::{PlacedImage, RotaryRun, rotary_runs};
 
 mod scaling;
+mod sections;
+
+pub use sections::RotarySections;
 
 /// The context of dynamic scaling, longer than any sequence: beyond it positions are no longer exact in f32.
 const DYNAMIC_REACH: usize = 1 << 24;
@@ -21,6 +25,8 @@ pub struct Rope {
     dim: usize,
     theta: f64,
     scaling: Scaling,
+    /// Which frequencies turn by the height and the width of positions in images, if some do.
+    sections: Option<RotarySections>,
     /// Computed at first use, where they do not depend on the length of the sequence.
     fixed: OnceLock<Frequencies>,
 }
@@ -55,6 +61,7 @@ struct RopeDefaults {
     amplitude: Option<f64>,
     trained: Option<usize>,
     table: usize,
+    sections: Option<RotarySections>,
 }
 
 impl Rope {
@@ -72,6 +79,19 @@ impl Rope {
         Self::parse_beside(config, head_dim, theta, context, partial, &[])
     }
 
+    /// As [`parse`](Self::parse), of a model whose positions in images have three dimensions. By default they have these
+    /// sections.
+    pub fn parse_with_sections(
+        config: &mut Config,
+        head_dim: usize,
+        theta: f64,
+        context: usize,
+        partial: Option<f64>,
+        sections: RotarySections,
+    ) -> Result<(Rope, Rotary)> {
+        Self::parse_all(config, head_dim, theta, context, partial, (&[], Some(sections)))
+    }
+
     /// As [`parse`](Self::parse), where the keys `others` of the nested object have other uses.
     pub fn parse_beside(
         config: &mut Config,
@@ -80,6 +100,17 @@ impl Rope {
         context: usize,
         partial: Option<f64>,
         others: &[&str],
+    ) -> Result<(Rope, Rotary)> {
+        Self::parse_all(config, head_dim, theta, context, partial, (others, None))
+    }
+
+    fn parse_all(
+        config: &mut Config,
+        head_dim: usize,
+        theta: f64,
+        context: usize,
+        partial: Option<f64>,
+        (others, sections): (&[&str], Option<RotarySections>),
     ) -> Result<(Rope, Rotary)> {
         let theta = config.number_or("rope_theta", theta)?;
         let trained = config.opt_size(&["original_max_position_embeddings"])?;
@@ -90,7 +121,7 @@ impl Rope {
         let inner = rope_object(config)?;
         Self::of_object(
             inner,
-            RopeDefaults { head_dim, theta, context, partial, amplitude: None, trained, table: 0 },
+            RopeDefaults { head_dim, theta, context, partial, amplitude: None, trained, table: 0, sections },
             others,
         )
     }
@@ -106,7 +137,8 @@ impl Rope {
                 (None, None) => None,
             };
             let (head_dim, theta, partial, amplitude) = (*head_dim, *theta, Some(*partial), *amplitude);
-            let defaults = RopeDefaults { head_dim, theta, context, partial, amplitude, trained: None, table };
+            let (trained, sections) = (None, None);
+            let defaults = RopeDefaults { head_dim, theta, context, partial, amplitude, trained, table, sections };
             found.push(Self::of_object(inner, defaults, &[])?);
         }
         if let Some(mut all) = all {
@@ -117,7 +149,7 @@ impl Rope {
     }
 
     fn of_object(inner: Option<Config>, defaults: RopeDefaults, others: &[&str]) -> Result<(Rope, Rotary)> {
-        let RopeDefaults { head_dim, mut theta, context, partial, amplitude, trained, table } = defaults;
+        let RopeDefaults { head_dim, mut theta, context, partial, amplitude, trained, table, mut sections } = defaults;
         let (mut share, mut scaling) = (partial.unwrap_or(1.0), Scaling::None);
         if let Some(mut inner) = inner {
             theta = inner.number_or("rope_theta", theta)?;
@@ -125,6 +157,7 @@ impl Rope {
                 share = inner.number_or("partial_rotary_factor", share)?;
             }
             scaling = Scaling::parse(&mut inner, context, trained, amplitude)?;
+            sections = sections.map(|default| default.parse(&mut inner)).transpose()?;
             inner.ignore(SCALING_KEYS);
             inner.ignore(others);
             inner.finish();
@@ -137,7 +170,7 @@ impl Rope {
             let what = format!("rope_theta {theta} with {dim} of {head_dim} values of a head rotated is out of range");
             return Err(config_error(what));
         }
-        let rope = Rope { dim, theta, scaling, fixed: OnceLock::new() };
+        let rope = Rope { dim, theta, scaling, sections, fixed: OnceLock::new() };
         rope.check()?;
         Ok((rope, Rotary { dim, interleaved: false, table }))
     }
@@ -196,8 +229,9 @@ impl Rope {
         }
     }
 
-    /// Appends the angles of `positions`, in a sequence of `horizon` tokens, to a table.
-    pub fn extend(&self, table: &mut RopeTable, positions: Range<usize>, horizon: usize) {
+    /// Appends the angles of the tokens with these indices, in a sequence of `horizon` tokens with these images, to a
+    /// table.
+    pub fn extend(&self, table: &mut RopeTable, images: &[PlacedImage], indices: Range<usize>, horizon: usize) {
         let of_horizon;
         let (frequencies, amplitude) = match self.scaling {
             Scaling::Dynamic { .. } | Scaling::Long(_) => {
@@ -206,8 +240,26 @@ impl Rope {
             }
             _ => self.fixed.get_or_init(|| self.frequencies(horizon)),
         };
-        let angles = positions.flat_map(|p| frequencies.iter().map(move |f| (p as f32 * f) as f64));
-        table.0.extend(angles.map(|a| ((a.cos() * amplitude) as f32, (a.sin() * amplitude) as f32)));
+        let angle = |position: usize, frequency: f32| (position as f32 * frequency) as f64;
+        let turn = |a: f64| ((a.cos() * amplitude) as f32, (a.sin() * amplitude) as f32);
+        let Some(sections) = self.sections else {
+            return table.0.extend(indices.flat_map(|at| frequencies.iter().map(move |f| turn(angle(at, *f)))));
+        };
+        for run in rotary_runs(images, indices) {
+            match run {
+                RotaryRun::Text(positions) => {
+                    table.0.extend(positions.flat_map(|at| frequencies.iter().map(move |f| turn(angle(at, *f)))));
+                }
+                RotaryRun::Image { at, grid, tokens } => {
+                    let of_token = |token: usize| {
+                        let position = [at, at + token / grid.columns, at + token % grid.columns];
+                        let frequencies = frequencies.iter().enumerate();
+                        frequencies.map(move |(i, f)| turn(angle(position[sections.dimension(i)], *f)))
+                    };
+                    table.0.extend(tokens.flat_map(of_token));
+                }
+            }
+        }
     }
 
     fn frequencies(&self, horizon: usize) -> Frequencies {

@@ -66,7 +66,7 @@ pub const SCALING_KEYS: &[&str] = &[
     "low_freq_factor",
     "mscale",
     "mscale_all_dim",
-    // Sections of a head that rotate by the position in a picture; all of them have the same position in text.
+    // Sections of a head that turn by the position in an image, of models that are used without images here.
     "mrope_interleaved",
     "mrope_section",
     "original_max_position_embeddings",
