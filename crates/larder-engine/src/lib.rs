@@ -8,6 +8,8 @@
 //!   main memory; both are a [`CachedPath`] and route by a [`Routing`]. A [`Recorder`] collects a trace of the routing.
 //! - [`Sequence::save`] and [`Sequence::restore`]: a sequence as bytes, for another run; a [`SavedHead`] is its
 //!   beginning.
+//! - [`Images`] gives numbers to pictures, of which the ids of their tokens are made, and keeps what a tower made of
+//!   recent ones; [`Sequence::show`] tells a sequence of those in its next prompt.
 //! - Files beside a model for its policies: [`QualityCalibration`] of routing strategies, [`evictor_from_bytes`].
 //!
 //! This crate never opens a file (the files of a model arrive as bytes), never prints, and reads the clock only to
@@ -26,6 +28,7 @@ mod choice;
 mod context_limit;
 mod generation;
 mod hidden_sum;
+mod images;
 mod output_loss;
 mod paths;
 mod sampler;
@@ -41,6 +44,7 @@ pub use generation::{
     WrittenToken, generate,
 };
 pub use hidden_sum::HiddenSum;
+pub use images::{Images, Picture, TooManyPictures};
 pub use output_loss::{ExactLogits, LossMeter, MEASURE_EVERY, OutputLoss, kl_divergence_from, log_sum_exp};
 pub use paths::{CachedPath, FakeDeviceExperts, Recorder, Routing, StreamingPath, TieredPath};
 pub use sampler::{Sampler, SamplerError, Sampling};

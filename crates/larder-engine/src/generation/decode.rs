@@ -1,5 +1,6 @@
 //! The steps of decoding: each computes the token that was written last, and the tokens that are drafted to follow it.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use larder_model::{BestLogits, Decoder, ExpertPath, Logits, LogitsFor, LogitsRow, ModelError, Tap, TokenPhase};
@@ -223,8 +224,8 @@ impl<'a, 'm, P: ExpertPath> SessionDecoding<'a, 'm, P> {
         Some(StepStats { tokens: 1 + accepted, time: time.unwrap_or_default(), ..stats })
     }
 
-    /// Drops older tokens of a full context; see [`Sequence::shift`]. Returns how many.
-    pub fn shift(&mut self, keep: usize) -> Result<Option<usize>, ModelError> {
+    /// Drops older tokens of a full context; see [`Sequence::shift`]. Returns which.
+    pub fn shift(&mut self, keep: usize) -> Result<Option<Range<usize>>, ModelError> {
         let dropped = self.session.shift(keep)?;
         dropped.iter().for_each(|_| self.decoding.shifted());
         Ok(dropped)

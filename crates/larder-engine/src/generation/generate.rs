@@ -178,7 +178,7 @@ fn shift<P: ExpertPath>(
 ) -> Result<bool, ModelError> {
     let Some(keep) = listener.context_full() else { return Ok(false) };
     let Some(dropped) = decoding.shift(keep)? else { return Ok(false) };
-    writer.shifted(keep, dropped);
+    writer.shifted(dropped.start, dropped.len());
     Ok(true)
 }
 

@@ -1,8 +1,11 @@
 //! A sequence together with its decoder and expert path.
 
+use std::ops::Range;
+
 use larder_model::{BestLogits, Decoder, ExpertPath, Logits, ModelError, Tap};
 
 use crate::choice::NextChoice;
+use crate::images::Picture;
 use crate::output_loss::{LossMeter, OutputLoss};
 use crate::sequence::{AppendedTokens, Sequence, TokenInput};
 use crate::times::PhaseTimes;
@@ -112,8 +115,13 @@ impl<'m, P: ExpertPath> Session<'m, P> {
         (self.decoder, self.experts, &mut self.sequence)
     }
 
+    /// Takes the pictures of the next prompt; see [`Sequence::show`].
+    pub fn show(&mut self, pictures: &[Picture]) {
+        self.sequence.show(pictures);
+    }
+
     /// Drops the older half of the tokens behind the first `keep`; see [`Sequence::shift`].
-    pub fn shift(&mut self, keep: usize) -> Result<Option<usize>, ModelError> {
+    pub fn shift(&mut self, keep: usize) -> Result<Option<Range<usize>>, ModelError> {
         self.sequence.shift(self.decoder, keep)
     }
 

@@ -1,5 +1,6 @@
 //! Tokens whose logits are changed: those with a bias, and those that occurred in a text.
 
+use larder_core::FIRST_IMAGE_ID;
 use larder_model::{ChangedLogit, LogitChanges};
 
 /// Collects the tokens whose logits change behind a text.
@@ -25,7 +26,8 @@ impl ChangedTokens {
         let first = if changes.of_text() { 0 } else { prompt };
         let text = text.iter().copied().flatten().copied().enumerate().skip(first);
         let [of_text, of_answer] = [changes.of_text(), changes.of_answer()];
-        for (at, id) in text.filter(|_| of_text || of_answer) {
+        // Tokens of images are none that can be drawn.
+        for (at, id) in text.filter(|(_, id)| (of_text || of_answer) && *id < FIRST_IMAGE_ID) {
             self.places.resize(self.places.len().max(id as usize + 1), 0);
             let place = &mut self.places[id as usize];
             if *place == 0 {

@@ -2,25 +2,31 @@
 
 mod ahead;
 mod forward;
+mod images;
 mod mtp;
 mod saved;
 mod step;
 mod step_ahead;
 mod token_input;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use larder_core::common_prefix;
-use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Span, TokenOrigin, TokenPhase};
+use larder_model::{
+    Decoder, ExpertPath, KvCache, LogitsFor, ModelError, PlacedImage, Span, SpanImages, TokenOrigin, TokenPhase,
+};
 
 pub use self::ahead::AheadCounts;
 use self::ahead::{AheadStep, ComparedDraws};
 pub(crate) use self::forward::AppendedTokens;
+use self::images::SequenceImages;
 pub use self::mtp::{MtpState, OwnLayer};
 pub use self::saved::{SAVED_NOTE_BYTES_MAX, SavedHead, SavedSequenceError, SequenceOrigin};
 pub use self::step::{StepPart, step};
 pub(crate) use self::step::{Unobserved, exact_logits};
 pub use self::token_input::TokenInput;
+use crate::images::Picture;
 use crate::times::PhaseTimes;
 
 /// Tokens per prefill step of a sequence without a memory plan, which else decides.
@@ -35,6 +41,7 @@ pub const DRAFT_MAX: usize = 16;
 pub struct Sequence {
     cache: KvCache,
     tokens: Vec<u32>,
+    images: SequenceImages,
     context: usize,
     /// Tokens of a prompt that are computed in one step.
     prefill_tokens: usize,
@@ -68,6 +75,7 @@ impl Sequence {
         Sequence {
             cache: decoder.new_kv_cache(),
             tokens: Vec::new(),
+            images: SequenceImages::default(),
             context,
             prefill_tokens: PREFILL_TOKENS,
             horizon: 0,
@@ -107,6 +115,29 @@ impl Sequence {
     /// The tokens in the KV cache.
     pub fn computed_tokens(&self) -> &[u32] {
         &self.tokens[..self.cache.len]
+    }
+
+    /// Takes the pictures that images among the tokens appended from now on may be of. What towers made of pictures
+    /// that it has images of is added to these.
+    pub fn show(&mut self, pictures: &[Picture]) {
+        self.images.know(pictures);
+    }
+
+    /// Its images, in order.
+    pub fn images(&self) -> &[PlacedImage] {
+        self.images.placed()
+    }
+
+    /// The numbers of the pictures which towers have to encode, and which have to be [shown](Self::show), before the
+    /// pending tokens can be computed.
+    pub fn missing_pictures(&self) -> Vec<u32> {
+        self.images.missing_from(self.cache.len)
+    }
+
+    /// Gives the memory of encoded pictures back. They are needed again if tokens of theirs are to be computed again,
+    /// which recurrent states that go back can also call for while a text is written.
+    pub fn drop_encoded(&mut self) {
+        self.images.drop_encoded();
     }
 
     /// Tokens that have been appended and not been computed yet.
@@ -175,6 +206,7 @@ impl Sequence {
         if len < self.tokens.len() {
             self.drop_ahead();
             self.tokens.truncate(len);
+            self.images.truncate(len);
             (self.planned, self.rewound) = (0, true);
             self.cache.truncate(len);
             self.mtp.iter_mut().for_each(|mtp| mtp.rewind(len));
@@ -211,25 +243,28 @@ impl Sequence {
         }
     }
 
-    /// Makes room: drops the older half of the tokens behind the first `keep`, and returns how many those are. The
-    /// tokens behind them are pending again, so that they are computed as those of a prompt of the tokens that are
-    /// left. `None` for a model with an encoder, which reads prompt and answer differently.
-    pub fn shift(&mut self, decoder: &Decoder, keep: usize) -> Result<Option<usize>, ModelError> {
+    /// Makes room: drops the older half of the tokens behind the first `keep`, and returns which those are. Images are
+    /// dropped or kept as a whole. The tokens behind them are pending again, so that they are computed as those of a
+    /// prompt of the tokens that are left. `None` for a model with an encoder, which reads prompt and answer
+    /// differently.
+    pub fn shift(&mut self, decoder: &Decoder, keep: usize) -> Result<Option<Range<usize>>, ModelError> {
         if decoder.encoder_layers() > 0 {
             return Ok(None);
         }
-        let keep = keep.min(self.tokens.len());
-        let dropped = (self.tokens.len() - keep).div_ceil(2);
-        let rest = self.tokens[keep + dropped..].to_vec();
+        let len = self.tokens.len();
+        let keep = self.images.before_cut(keep.min(len));
+        let end = self.images.behind_cut(keep + (len - keep).div_ceil(2)).min(len);
+        let rest = self.tokens[end..].to_vec();
         self.rewind(keep);
         self.append(decoder, &rest, TokenPhase::Prefill)?;
-        Ok(Some(dropped))
+        Ok(Some(keep..end))
     }
 
     /// Appends tokens, which are pending until steps compute them. If the longer sequence changes the rotary positions
     /// of earlier tokens, those are pending again, too.
     pub fn append(&mut self, decoder: &Decoder, tokens: &[u32], phase: TokenPhase) -> Result<(), ModelError> {
         self.check_room(tokens.len())?;
+        self.images.place(&self.tokens, tokens)?;
         let before = self.tokens.len();
         let horizon = (before + tokens.len()).max(self.planned);
         self.tokens.extend_from_slice(tokens);
@@ -257,8 +292,12 @@ impl Sequence {
             return Err(ModelError::Request("tokens before those that are made up are not computed yet".into()));
         }
         self.drop_ahead();
-        let filled = decoder.fill_kv_cache(&mut self.cache, tokens.len(), seed);
-        filled.inspect_err(|_| self.discard_failed_step())?;
+        self.images.place(&self.tokens, tokens)?;
+        if let Err(error) = decoder.fill_kv_cache(&mut self.cache, tokens.len(), seed) {
+            self.images.truncate(self.tokens.len());
+            self.discard_failed_step();
+            return Err(error);
+        }
         self.tokens.extend_from_slice(tokens);
         self.horizon = self.tokens.len().max(self.planned);
         self.decode_from = self.tokens.len();
@@ -284,6 +323,7 @@ impl Sequence {
         };
         Span {
             tokens: &self.tokens[from..end],
+            images: SpanImages { placed: self.images.placed(), first: from },
             before: &self.tokens[..from],
             cache: &mut self.cache,
             horizon: self.horizon,
@@ -308,7 +348,7 @@ impl Sequence {
     pub(crate) fn mtp_span(&mut self) -> Option<(Span<'_>, &[f32])> {
         let origin = TokenOrigin { sequence: self.number, phase: TokenPhase::Prefill };
         let mtp = self.mtp.as_mut().filter(|mtp| mtp.known(self.tokens.len()) > 0)?;
-        Some(mtp.next_span(&self.tokens, origin))
+        Some(mtp.next_span(&self.tokens, self.images.placed(), origin))
     }
 
     /// Ends a pass over [`mtp_span`](Self::mtp_span), which has failed if not `done`.
@@ -324,7 +364,8 @@ impl Sequence {
         experts: &'a mut dyn ExpertPath,
     ) -> (&'a [u32], Option<OwnLayer<'a>>) {
         let origin = TokenOrigin { sequence: self.number, phase: TokenPhase::Decode };
-        let own = self.mtp.as_mut().map(|state| OwnLayer { decoder, experts, state, origin });
+        let images = self.images.placed();
+        let own = self.mtp.as_mut().map(|state| OwnLayer { decoder, experts, state, images, origin });
         (&self.tokens, own)
     }
 
@@ -365,6 +406,7 @@ impl Clone for Sequence {
         let mut clone = Sequence {
             cache: self.cache.clone(),
             tokens: self.tokens.clone(),
+            images: self.images.clone(),
             context: self.context,
             prefill_tokens: self.prefill_tokens,
             horizon: self.horizon,

@@ -1,7 +1,9 @@
 //! What a sequence keeps for a layer for multi-token prediction (MTP): the KV cache of the layer, and hidden states
 //! that it has not read yet.
 
-use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Span, Tap, TokenOrigin};
+use larder_model::{
+    Decoder, ExpertPath, KvCache, LogitsFor, ModelError, PlacedImage, Span, SpanImages, Tap, TokenOrigin,
+};
 
 use super::DRAFT_MAX;
 
@@ -77,11 +79,17 @@ impl MtpState {
         tokens.saturating_sub(self.first + 1).min(self.waiting())
     }
 
-    /// The rows of the next hidden states, of which those in `tokens`, the whole sequence, have a token behind them.
-    pub(crate) fn next_span<'a>(&'a mut self, tokens: &'a [u32], origin: TokenOrigin) -> (Span<'a>, &'a [f32]) {
+    /// The rows of the next hidden states, of which those in `tokens`, the whole sequence with these images, have a
+    /// token behind them.
+    pub(crate) fn next_span<'a>(
+        &'a mut self,
+        tokens: &'a [u32],
+        placed: &'a [PlacedImage],
+        origin: TokenOrigin,
+    ) -> (Span<'a>, &'a [f32]) {
         let (known, from) = (self.known(tokens.len()), self.first + 1);
-        let span =
-            Span { origin, logits_for: LogitsFor::None, ..Span::new(&tokens[from..from + known], &mut self.cache) };
+        let (images, logits_for) = (SpanImages { placed, first: from }, LogitsFor::None);
+        let span = Span { images, origin, logits_for, ..Span::new(&tokens[from..from + known], &mut self.cache) };
         (span, &self.hidden[..known * self.width])
     }
 
@@ -105,6 +113,8 @@ pub struct OwnLayer<'a> {
     pub(crate) decoder: &'a Decoder,
     pub(crate) experts: &'a mut dyn ExpertPath,
     pub(crate) state: &'a mut MtpState,
+    /// Of the text.
+    pub(crate) images: &'a [PlacedImage],
     pub(crate) origin: TokenOrigin,
 }
 
@@ -122,7 +132,8 @@ impl OwnLayer<'_> {
         let rows = self.state.waiting();
         let following = [&before[self.state.first + 1..], &[last]].concat();
         let hidden = std::mem::take(&mut self.state.hidden);
-        let predicted = self.predict(&following, &hidden, tap);
+        let images = SpanImages { placed: self.images, first: self.state.first + 1 };
+        let predicted = self.predict(&following, images, &hidden, tap);
         self.state.hidden = hidden;
         if predicted.is_ok() {
             self.state.computed(rows);
@@ -132,7 +143,7 @@ impl OwnLayer<'_> {
 
     /// Computes a row of what was predicted and the token `id` behind it.
     pub(crate) fn go_on(&mut self, id: u32, last: &Predicted, tap: &mut dyn Tap) -> Result<Predicted, ModelError> {
-        self.predict(&[id], &last.hidden, tap)
+        self.predict(&[id], SpanImages::default(), &last.hidden, tap)
     }
 
     /// Drops the rows of tokens that were predicted.
@@ -140,9 +151,15 @@ impl OwnLayer<'_> {
         self.state.cache.truncate(self.state.positions.len());
     }
 
-    fn predict(&mut self, tokens: &[u32], hidden: &[f32], tap: &mut dyn Tap) -> Result<Predicted, ModelError> {
+    fn predict(
+        &mut self,
+        tokens: &[u32],
+        images: SpanImages,
+        hidden: &[f32],
+        tap: &mut dyn Tap,
+    ) -> Result<Predicted, ModelError> {
         let (state, mut own) = (&mut *self.state, Vec::new());
-        let span = Span { origin: self.origin, hidden: Some(&mut own), ..Span::new(tokens, &mut state.cache) };
+        let span = Span { images, origin: self.origin, hidden: Some(&mut own), ..Span::new(tokens, &mut state.cache) };
         let logits = self.decoder.predict(&mut [span], hidden, self.experts, tap);
         let logits = logits.inspect_err(|_| state.discard_failed())?;
         own.drain(..own.len() - state.width);

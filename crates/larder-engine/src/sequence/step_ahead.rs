@@ -2,8 +2,8 @@
 //! logits, draws, writes text, and collects launches. The host's draw counts: a step with another token is dropped.
 
 use larder_model::{
-    AheadInput, BegunStep, BestLogits, Decoder, ExpertPath, Logits, LogitsFor, ModelError, Span, Tap, TokenOrigin,
-    TokenPhase,
+    AheadInput, BegunStep, BestLogits, Decoder, ExpertPath, Logits, LogitsFor, ModelError, Span, SpanImages, Tap,
+    TokenOrigin, TokenPhase,
 };
 
 use super::Sequence;
@@ -121,6 +121,7 @@ impl Sequence {
         let len = self.cache.len;
         let span = Span {
             tokens: &UNKNOWN,
+            images: SpanImages { placed: self.images.placed(), first: len },
             before: &self.tokens,
             cache: &mut self.cache,
             horizon: (self.tokens.len() + 1).max(self.planned),

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use larder_core::FIRST_IMAGE_ID;
 use larder_model::{ModelError, Tap};
 
 use super::source::{Draft, DraftSource, TextSoFar};
@@ -85,9 +86,10 @@ impl DraftSource for PromptLookup {
     fn at_hand(&mut self, text: TextSoFar, _: Option<&OwnLayer>) -> usize {
         let least = self.least;
         let Some(place) = self.find(text.before, text.last).filter(|place| place.matching >= least) else { return 0 };
-        let (matching, following) = (place.matching, place.following.len());
+        let (matching, following, next) = (place.matching, place.following.len(), place.following[0]);
         self.found = self.tokens.len() - following;
-        matching
+        // An image is never drafted.
+        if next < FIRST_IMAGE_ID { matching } else { 0 }
     }
 
     fn draft(
@@ -98,7 +100,8 @@ impl DraftSource for PromptLookup {
         _: &mut dyn Tap,
     ) -> Result<Draft, ModelError> {
         // A repetition that reaches the end of the text goes on in the same way.
-        let tokens = self.tokens[self.found..].iter().cycle().take(most).copied().collect();
+        let following = self.tokens[self.found..].iter().cycle().take(most).copied();
+        let tokens = following.take_while(|id| *id < FIRST_IMAGE_ID).collect();
         Ok(Draft { tokens, unseen: 0 })
     }
 
@@ -161,6 +164,19 @@ mod tests {
             }
         }
         best
+    }
+
+    #[test]
+    fn an_image_is_not_drafted() {
+        let id = FIRST_IMAGE_ID + 5;
+        let draft = |tokens: &[u32]| {
+            let (mut lookup, (last, before)) = (PromptLookup::new(NGRAM), tokens.split_last().unwrap());
+            let text = TextSoFar { before, last: *last };
+            (lookup.at_hand(text, None), lookup.draft(text, 4, None, &mut ()).unwrap().tokens)
+        };
+        assert_eq!(draft(&[1, 2, 3, 4, id, id, id, id, 9, 1, 2, 3]), (3, vec![4]));
+        assert_eq!(draft(&[1, 2, 3, id, id, id, id, 9, 1, 2, 3]), (0, vec![]));
+        assert_eq!(draft(&[3, id, id, id, id, 9, 7, 3, id, id, id, id]), (5, vec![9, 7, 3]));
     }
 
     #[test]

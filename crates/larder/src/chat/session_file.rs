@@ -5,7 +5,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use larder_engine::{SavedHead, SavedSequenceError, Sequence};
+use larder_engine::{Images, SavedHead, SavedSequenceError, Sequence};
 use larder_model::Decoder;
 use larder_os::{open_regular, output_file, write_privately};
 use larder_policy::routing::RoutingSpec;
@@ -20,6 +20,8 @@ use crate::origin::SequenceOrigins;
 pub struct SessionFile {
     path: PathBuf,
     origins: SequenceOrigins,
+    /// Gives numbers to the pictures of its sequence.
+    images: Images,
 }
 
 /// What a session file holds.
@@ -55,7 +57,7 @@ impl SessionFile {
     /// The file at `path`, for sequences of a model that can be saved.
     pub fn open(path: PathBuf, model: &OpenModel, options: &Options, engine: &InferenceEngine) -> Result<Self> {
         let origins = SequenceOrigins::new(model, options, engine, true).context("--session cannot be used")?;
-        Ok(SessionFile { path, origins })
+        Ok(SessionFile { path, origins, images: Images::default() })
     }
 
     /// The path.
@@ -67,7 +69,7 @@ impl SessionFile {
     pub fn load(&self, decoder: &Decoder, context: usize, routing: &RoutingSpec) -> Result<Option<SavedChat>> {
         let Some((file, bytes)) = self.read()? else { return Ok(None) };
         let origin = self.origins.with(routing);
-        let restored = Sequence::restore(decoder, context, &origin, bytes, &mut BufReader::new(file));
+        let restored = Sequence::restore(decoder, context, &origin, &self.images, bytes, &mut BufReader::new(file));
         let (sequence, note) = restored.map_err(|error| self.refusal(&error))?;
         let (conversation, transcript) =
             from_note(&note).with_context(|| format!("{}: is not a saved chat", self.path.display()))?;
@@ -84,7 +86,8 @@ impl SessionFile {
     ) -> Result<()> {
         let origin = self.origins.with(routing);
         if let Some((mut file, bytes)) = self.read()? {
-            let head = SavedHead::read(bytes, usize::MAX, &mut file).map_err(|error| self.refusal(&error))?;
+            let head =
+                SavedHead::read(bytes, usize::MAX, &self.images, &mut file).map_err(|error| self.refusal(&error))?;
             if !head.origin.same_model(&origin) {
                 return Err(self.refusal(&SavedSequenceError::OtherModel));
             }

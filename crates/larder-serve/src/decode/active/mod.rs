@@ -392,9 +392,9 @@ impl<'m> ActiveRequest<'m> {
     fn shift(&mut self, decoder: &Decoder) -> Result<bool, ModelError> {
         let Some(keep) = self.context.keep else { return Ok(false) };
         let Some(dropped) = self.sequence.shift(decoder, keep)? else { return Ok(false) };
-        self.writer.shifted(keep, dropped);
+        self.writer.shifted(dropped.start, dropped.len());
         self.decoding.shifted();
-        self.context.cut.shifted(dropped);
+        self.context.cut.shifted(dropped.len());
         Ok(true)
     }
 

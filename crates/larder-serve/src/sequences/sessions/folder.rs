@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 
 use larder_core::printable;
-use larder_engine::{SavedHead, SavedSequenceError, Sequence, SequenceOrigin};
+use larder_engine::{Images, SavedHead, SavedSequenceError, Sequence, SequenceOrigin};
 use larder_model::Decoder;
 use larder_os::{create_private_folder, open_regular_no_link, write_privately};
 use parking_lot::{Mutex, MutexGuard};
@@ -38,6 +38,8 @@ pub struct SessionDisk {
 pub struct SessionFolder {
     path: PathBuf,
     index: Mutex<SessionIndex>,
+    /// Gives numbers to the pictures of sequences.
+    images: Images,
     /// Bytes of all files that were written.
     written: AtomicU64,
 }
@@ -60,6 +62,7 @@ impl SessionFolder {
         // Sequences hold what was said.
         create_private_folder(&disk.folder)?;
         let (mut entries, mut ignored, mut index) = (Vec::new(), Vec::new(), SessionIndex::new(disk.limit_bytes));
+        let images = Images::default();
         for file in fs::read_dir(&disk.folder)? {
             let file = file?;
             let Ok(name) = file.file_name().into_string() else { continue };
@@ -73,7 +76,7 @@ impl SessionFolder {
                 }
                 continue;
             }
-            match entry_of(&file.path(), &name, origin, context) {
+            match entry_of(&file.path(), &name, origin, context, &images) {
                 Ok(entry) => entries.push(entry),
                 Err(error) => ignored.push(format!("{} {error}", printable(&name))),
             }
@@ -81,7 +84,8 @@ impl SessionFolder {
         entries.sort_by_key(|(used, _)| *used);
         entries.into_iter().for_each(|(_, entry)| index.add(entry));
         report_ignored(&disk.folder, &ignored);
-        let folder = SessionFolder { path: disk.folder.clone(), index: Mutex::new(index), written: AtomicU64::new(0) };
+        let (path, written) = (disk.folder.clone(), AtomicU64::new(0));
+        let folder = SessionFolder { path, index: Mutex::new(index), images, written };
         let excess = {
             let mut index = folder.index();
             index.make_room(0, 0, None).unwrap_or_else(|| index.take_all())
@@ -111,7 +115,7 @@ impl SessionFolder {
     ) -> Result<(Sequence, u64), SavedSequenceError> {
         let file = open_regular_no_link(&self.path.join(name))?;
         let bytes = file.metadata()?.len();
-        let (sequence, _) = Sequence::restore(decoder, context, origin, bytes, &mut reader(&file))?;
+        let (sequence, _) = Sequence::restore(decoder, context, origin, &self.images, bytes, &mut reader(&file))?;
         // Only the order of removal after the next start depends on the time.
         let _ = file.set_modified(SystemTime::now());
         Ok((sequence, bytes))
@@ -188,10 +192,11 @@ fn entry_of(
     name: &str,
     origin: &SequenceOrigin,
     context: usize,
+    images: &Images,
 ) -> Result<(SystemTime, IndexEntry), SavedSequenceError> {
     let file = open_regular_no_link(path)?;
     let metadata = file.metadata()?;
-    let head = SavedHead::read(metadata.len(), context, &mut BufReader::new(&file))?;
+    let head = SavedHead::read(metadata.len(), context, images, &mut BufReader::new(&file))?;
     if !head.origin.same_model(origin) {
         return Err(SavedSequenceError::OtherModel);
     }
