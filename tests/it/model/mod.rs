@@ -5,6 +5,7 @@ mod encoder_decoder;
 mod forms;
 mod gguf;
 mod golden;
+mod images;
 mod keys;
 mod mtp;
 mod published;

@@ -19,9 +19,9 @@ use crate::support::fixture;
 use crate::support::rig::model;
 
 /// Experts that a device chooses and computes, as far as the decoder can see.
-struct OnFake {
-    experts: AllResident,
-    ops: Arc<FakeOps>,
+pub(super) struct OnFake {
+    pub(super) experts: AllResident,
+    pub(super) ops: Arc<FakeOps>,
 }
 
 impl ExpertPath for OnFake {

@@ -1,7 +1,7 @@
 //! Sequences that are saved and restored: the same logits bit for bit, and no wrong byte goes unnoticed.
 
 use larder_core::Rng;
-use larder_engine::{SavedSequenceError, Sequence, SequenceOrigin, TokenInput};
+use larder_engine::{Images, SavedSequenceError, Sequence, SequenceOrigin, TokenInput};
 use larder_model::{ComputeContext, Decoder, ExpertPath, KvFormat};
 
 use crate::support::rig::model;
@@ -21,8 +21,14 @@ fn saved(sequence: &Sequence) -> Vec<u8> {
 }
 
 fn restored(decoder: &Decoder, bytes: &[u8]) -> Result<Sequence, SavedSequenceError> {
-    let (sequence, note) =
-        Sequence::restore(decoder, decoder.context(), &origin(), bytes.len() as u64, &mut &bytes[..])?;
+    let (sequence, note) = Sequence::restore(
+        decoder,
+        decoder.context(),
+        &origin(),
+        &Images::default(),
+        bytes.len() as u64,
+        &mut &bytes[..],
+    )?;
     assert_eq!(note, b"a note");
     Ok(sequence)
 }
@@ -125,7 +131,8 @@ fn sequences_of_other_shapes_are_refused() {
         }
         let other = SequenceOrigin::new("another", "original");
         let file = &files[i];
-        let refusal = Sequence::restore(&model.decoder, 99, &other, file.len() as u64, &mut &file[..]);
+        let refusal =
+            Sequence::restore(&model.decoder, 99, &other, &Images::default(), file.len() as u64, &mut &file[..]);
         assert!(matches!(refusal, Err(SavedSequenceError::OtherModel)));
     }
     assert!(refused > models.len(), "{refused}");

@@ -8,6 +8,7 @@ pub mod mtp;
 pub mod reference;
 pub mod report_page;
 pub mod rig;
+pub mod vision;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};

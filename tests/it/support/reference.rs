@@ -36,7 +36,12 @@ pub struct Reference {
 
 impl Reference {
     pub fn read(folder: &Path) -> Self {
-        let bytes = std::fs::read(folder.join("reference.safetensors")).expect("a reference");
+        Self::read_from(folder, "reference.safetensors")
+    }
+
+    /// The numbers of a file of another name.
+    pub fn read_from(folder: &Path, file: &str) -> Self {
+        let bytes = std::fs::read(folder.join(file)).expect("a reference");
         let file = SafeTensors::deserialize(&bytes).expect("a valid reference");
         let (mut floats, mut ids) = (BTreeMap::new(), BTreeMap::new());
         for (name, view) in file.tensors() {
