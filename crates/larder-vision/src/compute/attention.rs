@@ -1,0 +1,168 @@
+//! Softmax attention in which every position sees all others. Queries are taken in pieces, so that scores of a piece are
+//! in memory, never all of them.
+
+use larder_kernels::{Arithmetic, ThreadPool, exp, widest};
+
+use super::matmul::{TILE, matmul};
+use super::panels::Panels;
+
+/// Queries of a piece.
+const PIECE: usize = 8 * TILE;
+/// Sums of exponentials that are taken side by side.
+const LANES: usize = 16;
+
+/// The shape of an attention, and its inputs.
+pub struct Attention<'a> {
+    /// Number of heads.
+    pub heads: usize,
+    /// Values of a head.
+    pub head_dim: usize,
+    /// `[positions, heads, head_dim]`
+    pub queries: &'a [f32],
+    /// `[positions, heads, head_dim]`
+    pub keys: &'a [f32],
+    /// `[positions, heads, head_dim]`
+    pub values: &'a [f32],
+    /// What scores are multiplied with.
+    pub scale: f32,
+}
+
+/// Bytes of memory that [`attention`] takes on `threads` threads beside its inputs and its result.
+pub fn attention_scratch_bytes(positions: usize, heads: usize, head_dim: usize, threads: usize) -> u64 {
+    let packed = 2 * positions.next_multiple_of(16) * heads * head_dim.next_multiple_of(16);
+    let piece = PIECE * (positions + 2 * head_dim);
+    ((packed + threads * piece) * size_of::<f32>()) as u64
+}
+
+/// Keys and values of a head as matrices.
+struct Head {
+    /// `[head_dim, positions]`
+    keys: Panels,
+    /// `[positions, head_dim]`
+    values: Panels,
+}
+
+/// `[positions, heads, head_dim]`
+pub fn attention(pool: &ThreadPool, of: &Attention) -> Vec<f32> {
+    attention_in_pieces(pool, of, PIECE)
+}
+
+fn attention_in_pieces(pool: &ThreadPool, of: &Attention, piece: usize) -> Vec<f32> {
+    let width = of.heads * of.head_dim;
+    let mut heads: Vec<Option<Head>> = (0..of.heads).map(|_| None).collect();
+    pool.run_chunks(&mut heads, 1, &|head, slot| slot[0] = Some(of.head(head)));
+    let heads: Vec<Head> = heads.into_iter().flatten().collect();
+    let mut out = vec![0.0; of.queries.len()];
+    pool.run_chunks(&mut out, piece * width, &|number, out| {
+        let queries = &of.queries[number * piece * width..][..out.len()];
+        let count = out.len() / width;
+        let mut scores = vec![0.0; count * (of.keys.len() / width)];
+        let mut result = vec![0.0; count * of.head_dim];
+        for (number, head) in heads.iter().enumerate() {
+            of.piece(head, &columns(queries, width, number, of.head_dim), &mut scores, &mut result);
+            for (row, result) in out.chunks_exact_mut(width).zip(result.chunks_exact(of.head_dim)) {
+                row[number * of.head_dim..][..of.head_dim].copy_from_slice(result);
+            }
+        }
+    });
+    out
+}
+
+/// The columns of a head.
+fn columns(rows: &[f32], width: usize, head: usize, head_dim: usize) -> Vec<f32> {
+    rows.chunks_exact(width).flat_map(|row| &row[head * head_dim..][..head_dim]).copied().collect()
+}
+
+impl Attention<'_> {
+    fn head(&self, head: usize) -> Head {
+        let (width, dim) = (self.heads * self.head_dim, self.head_dim);
+        let keys = columns(self.keys, width, head, dim);
+        let values: Vec<f32> = (head * dim..(head + 1) * dim)
+            .flat_map(|column| self.values[column..].iter().step_by(width).copied())
+            .collect();
+        Head { keys: Panels::from_f32(&keys, dim), values: Panels::from_f32(&values, keys.len() / dim) }
+    }
+
+    fn piece(&self, head: &Head, queries: &[f32], scores: &mut [f32], result: &mut [f32]) {
+        let positions = head.keys.columns();
+        matmul(queries, self.head_dim, &head.keys, &[], scores);
+        for scores in scores.chunks_exact_mut(positions) {
+            widest(Softmax { scores, scale: self.scale });
+        }
+        matmul(scores, positions, &head.values, &[], result);
+    }
+}
+
+struct Softmax<'a> {
+    scores: &'a mut [f32],
+    scale: f32,
+}
+
+impl Arithmetic for Softmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Softmax { scores, scale } = self;
+        let mut most = [f32::NEG_INFINITY; LANES];
+        for some in scores.chunks(LANES) {
+            most.iter_mut().zip(some).for_each(|(most, v)| *most = if *v * scale > *most { *v * scale } else { *most });
+        }
+        let most = most.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b));
+        let mut sums = [0.0f32; LANES];
+        let (whole, rest) = scores.as_chunks_mut::<LANES>();
+        for some in whole {
+            for (v, sum) in some.iter_mut().zip(&mut sums) {
+                *v = exp(*v * scale - most);
+                *sum += *v;
+            }
+        }
+        for (v, sum) in rest.iter_mut().zip(&mut sums) {
+            *v = exp(*v * scale - most);
+            *sum += *v;
+        }
+        let one = 1.0 / sums.iter().sum::<f32>();
+        scores.iter_mut().for_each(|v| *v *= one);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|i| ((i * 7919 + seed * 104_729) % 1009) as f32 / 250.0 - 2.0).collect()
+    }
+
+    #[test]
+    fn pieces_and_threads_change_no_bit() {
+        let (positions, heads, head_dim) = (77, 3, 10);
+        let inputs = [1, 2, 3].map(|seed| values(positions * heads * head_dim, seed));
+        let [queries, keys, values] = &inputs;
+        let of = Attention { heads, head_dim, queries, keys, values, scale: 0.3 };
+        let one = attention_in_pieces(&ThreadPool::single_threaded(), &of, positions);
+        for (threads, piece) in [(1, 1), (2, 7), (4, 48), (3, 76)] {
+            let pool = ThreadPool::new(threads, false).unwrap();
+            assert!(attention_in_pieces(&pool, &of, piece) == one, "{threads} threads, pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn it_is_the_average_of_values_by_softmax() {
+        let (positions, heads, head_dim) = (35, 2, 8);
+        let inputs = [1, 2, 3].map(|seed| values(positions * heads * head_dim, seed));
+        let [queries, keys, values] = &inputs;
+        let of = Attention { heads, head_dim, queries, keys, values, scale: 0.3 };
+        let got = attention(&ThreadPool::single_threaded(), &of);
+        let at = |x: &[f32], p: usize, h: usize, d: usize| f64::from(x[(p * heads + h) * head_dim + d]);
+        for (p, h) in (0..positions).flat_map(|p| (0..heads).map(move |h| (p, h))) {
+            let score = |other| (0..head_dim).map(|d| at(queries, p, h, d) * at(keys, other, h, d)).sum::<f64>() * 0.3;
+            let shares: Vec<f64> = (0..positions).map(|other| score(other).exp()).collect();
+            let total: f64 = shares.iter().sum();
+            for d in 0..head_dim {
+                let want = (0..positions).map(|o| shares[o] * at(values, o, h, d)).sum::<f64>() / total;
+                assert!((at(&got, p, h, d) - want).abs() < 1e-5, "{} is not {want}", at(&got, p, h, d));
+            }
+        }
+    }
+}

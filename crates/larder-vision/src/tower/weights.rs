@@ -1,0 +1,75 @@
+//! Weights by name, as matrices in panels or as values.
+
+use larder_core::{NumberFormat, TensorMeta, Tensors};
+use larder_kernels::widen;
+
+use crate::compute::{LayerNorm, Linear, Panels};
+use crate::error::VisionError;
+
+/// Reads tensors of a tower. Shapes follow from a config within bounds, and are compared with those of the file before
+/// anything is allocated.
+pub struct WeightReader<'a> {
+    /// The tensors.
+    pub tensors: &'a dyn Tensors,
+}
+
+impl WeightReader<'_> {
+    /// Whether there is such a tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.meta(name).is_some()
+    }
+
+    fn meta(&self, name: &str, shape: &[usize]) -> Result<&TensorMeta, VisionError> {
+        let meta = self.tensors.meta(name).ok_or_else(|| VisionError::MissingTensor(name.into()))?;
+        if meta.shape == shape {
+            Ok(meta)
+        } else {
+            Err(VisionError::Shape { name: name.into(), found: meta.shape.clone(), wanted: shape.into() })
+        }
+    }
+
+    fn bytes(&self, name: &str, meta: &TensorMeta) -> Result<Vec<u8>, VisionError> {
+        let mut bytes = vec![0; meta.bytes];
+        self.tensors.read(name, 0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The values of a tensor of this shape.
+    pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, VisionError> {
+        let meta = self.meta(name, shape)?;
+        let mut values = vec![0.0; shape.iter().product()];
+        widen(meta.kind, &self.bytes(name, meta)?, &mut values);
+        finite(name, values.iter().all(|value| value.is_finite()))?;
+        Ok(values)
+    }
+
+    /// A matrix `[columns, depth]`, in halves or bfloats if it is stored in these.
+    fn matrix(&self, name: &str, columns: usize, depth: usize) -> Result<Panels, VisionError> {
+        let meta = self.meta(name, &[columns, depth])?;
+        let (infinite, panels): (u16, fn(&[u16], usize) -> Panels) = match meta.kind {
+            NumberFormat::F16 => (0x7c00, Panels::from_f16),
+            NumberFormat::Bf16 => (0x7f80, Panels::from_bf16),
+            _ => return Ok(Panels::from_f32(&self.values(name, &[columns, depth])?, depth)),
+        };
+        let bytes = self.bytes(name, meta)?;
+        let bits: Vec<u16> = bytes.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
+        finite(name, bits.iter().all(|bits| bits & infinite != infinite))?;
+        Ok(panels(&bits, depth))
+    }
+
+    /// The linear layer `name.weight` and `name.bias`.
+    pub fn linear(&self, name: &str, columns: usize, depth: usize) -> Result<Linear, VisionError> {
+        let weights = self.matrix(&format!("{name}.weight"), columns, depth)?;
+        Ok(Linear { weights, bias: self.values(&format!("{name}.bias"), &[columns])? })
+    }
+
+    /// The norm `name.weight` and `name.bias`.
+    pub fn norm(&self, name: &str, width: usize, epsilon: f64) -> Result<LayerNorm, VisionError> {
+        let of = |part: &str| self.values(&format!("{name}.{part}"), &[width]);
+        Ok(LayerNorm { weight: of("weight")?, bias: of("bias")?, epsilon })
+    }
+}
+
+fn finite(name: &str, is_finite: bool) -> Result<(), VisionError> {
+    if is_finite { Ok(()) } else { Err(VisionError::NotFinite(name.into())) }
+}

@@ -1,0 +1,1 @@
+"""Modules of make_vision.py."""
