@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 seconds=${1:?usage: fuzz.sh SECONDS [TARGET...]}
 shift
-[ $# -gt 0 ] || set -- templates tokenizers manifests requests edge_requests gguf imatrices safetensors quantised grammars calls
+[ $# -gt 0 ] || set -- templates tokenizers manifests requests edge_requests gguf imatrices safetensors quantised grammars calls pictures
 work=$(realpath -m "${LARDER_FUZZ:-target/fuzz}")
 export CARGO_TARGET_DIR=$work/build
 
@@ -32,6 +32,7 @@ seeds() {
                 seed "$corpus" "$work/template"
             done
             ;;
+        pictures) seed "$corpus" tests/vision/files/* ;;
         tokenizers) seed "$corpus" tests/golden/*/tokenizer.json ;;
         manifests) seed "$corpus" tests/stores/*/larder.json models/demo/larder.json ;;
         requests) seed "$corpus" tests/fuzz/requests/*.json ;;

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Writes tiny random checkpoints with an image tower, together with the results of transformers on drawn pictures.
 
-Needs what make_golden.py needs, with transformers==5.24.0, and torchvision, pillow and gguf.
+Needs what make_golden.py needs, with transformers==5.24.0, and torchvision==0.29.2 pillow==13.0.0 gguf==0.19.0 xxhash==4.1.0.
 
     python scripts/make/make_vision.py DIR [PREFIX]      only names with this prefix
+    python scripts/make/make_vision.py DIR --cases       small cases of the processor and of decoding instead
 
 Each folder `MODEL_TYPE-a` (the pixel limits that are published) and `MODEL_TYPE-b` (small limits and models, in bfloat16) holds a
 checkpoint as on the hub, `images/`, and
 
 - `reference.safetensors`: of each picture `pixel_values.NAME`, `grid.NAME`, `tower.NAME` and `deepstack.NAME.K`; of each prompt
-  `PROMPT.input_ids`, `PROMPT.position_ids` (temporal, row, column), `PROMPT.logits`, and of the greedy text behind it
+  `PROMPT.input_ids`, `PROMPT.position_ids` (temporal, row, column), `PROMPT.logits`, and of the greedy text after it
   `PROMPT.generated_ids` and `PROMPT.decode_logits`;
 - `reference.json`: the prompts as messages and as text, with the names of their pictures, seed, margins, versions;
 - `mmproj.gguf`: the tower as llama.cpp names it.
@@ -34,11 +35,11 @@ import transformers
 from transformers import AutoTokenizer, Qwen2VLImageProcessor
 
 from golden import reference, tokens
-from vision import mmproj, models, pictures
+from vision import cases, mmproj, models, pictures
 
 TRIES = 200
 GENERATED = 12
-GREEDY_MARGIN, SELECTION_MARGIN, INDEX_MARGIN = 5e-3, 5e-5, 1e-5
+GREEDY_MARGIN, SELECTION_MARGIN, INDEX_MARGIN = 5e-3, 5e-5, 2e-6
 PUBLISHED = {"shortest_edge": 65536, "longest_edge": 16777216}
 SMALL = {"shortest_edge": 2048, "longest_edge": 12288}
 IMAGE = {"type": "image"}
@@ -262,9 +263,11 @@ def write_tokenizer(folder):
     return AutoTokenizer.from_pretrained(folder)
 
 
-def new_processor(limits):
-    half = [0.5, 0.5, 0.5]
-    return Qwen2VLImageProcessor(size=limits, patch_size=16, temporal_patch_size=2, merge_size=2, image_mean=half, image_std=half)
+def new_processor(limits, patch=16, resample=3):
+    half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if patch == 16 else {}
+    return Qwen2VLImageProcessor(
+        size=limits, patch_size=patch, temporal_patch_size=2, merge_size=2, resample=resample, **half
+    )
 
 
 def write_processor(folder, limits):
@@ -334,8 +337,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("prefix", nargs="?", default="")
+    parser.add_argument("--cases", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.cases:
+        return cases.write(args.out, new_processor)
     for model_type in models.KINDS:
         for small in (False, True):
             name = f"{model_type}-{'b' if small else 'a'}"

@@ -35,7 +35,9 @@ impl<'a> Fields<'a> {
         let number = value.as_u64().and_then(|number| usize::try_from(number).ok());
         match number.filter(|number| bounds.contains(number)) {
             Some(number) => Ok(Some(number)),
-            None => Err(self.out_of_bounds(key, &format!("a whole number from {} to {}", bounds.start(), bounds.end()))),
+            None => {
+                Err(self.out_of_bounds(key, &format!("a whole number from {} to {}", bounds.start(), bounds.end())))
+            }
         }
     }
 

@@ -1,5 +1,5 @@
-//! Pictures for models that see: bytes of a file to pixels ([`decode`]), pixels to patches ([`Processor`]), patches to
-//! rows of the text model's residual stream ([`Tower`]).
+//! Pictures for models that see: bytes of a file to pixels ([`decode`]), pixels to patches ([`Processor`]), patches
+//! to rows of the text model's residual stream ([`Tower`]).
 //!
 //! Everything is computed in f32 on a [`ThreadPool`](larder_kernels::ThreadPool), in orders of sums that depend on
 //! nothing but the picture, so an encoded image has the same bits on one thread or many, alone or among others.

@@ -7,7 +7,7 @@ import transformers
 
 from golden import bases, tokens, weights
 
-# The placeholders stand behind the special tokens of a chat.
+# The placeholders come after the special tokens of a chat.
 SPECIALS = [
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
     "<|video_pad|>", "<|audio_start|>", "<|audio_end|>", "<|audio_pad|>",

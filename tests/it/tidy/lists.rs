@@ -12,6 +12,7 @@ pub const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("larder-model", &["os", "core", "kernels"]),
     ("larder-cuda", &["os", "core", "kernels", "store", "cache", "model"]),
     ("larder-text", &["os", "core"]),
+    ("larder-vision", &["core", "kernels"]),
     ("larder-engine", &["os", "core", "policy", "cache", "model", "text"]),
     ("larder-lab", &["os", "core", "policy", "cache", "model", "engine"]),
     (
@@ -104,6 +105,7 @@ pub const SEAMS: &[(&str, &[&str])] = &[
     ("adding-a-reader.md", &["Reader"]),
     ("adding-a-routing-strategy.md", &["Router", "Residency"]),
     ("adding-a-source.md", &["Source", "Tensors"]),
+    ("adding-a-tower.md", &["Tower"]),
     ("adding-a-tool-format.md", &["CallReader", "ResponseFormat"]),
     ("adding-an-eviction-policy.md", &["Eviction"]),
 ];

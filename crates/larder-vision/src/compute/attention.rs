@@ -1,5 +1,5 @@
-//! Softmax attention in which every position sees all others. Queries are taken in pieces, so that scores of a piece are
-//! in memory, never all of them.
+//! Softmax attention in which every position sees all others. Queries are taken in pieces, so that scores of a piece
+//! are in memory, never all of them.
 
 use larder_kernels::{Arithmetic, ThreadPool, exp, widest};
 
@@ -17,12 +17,8 @@ pub struct Attention<'a> {
     pub heads: usize,
     /// Values of a head.
     pub head_dim: usize,
-    /// `[positions, heads, head_dim]`
-    pub queries: &'a [f32],
-    /// `[positions, heads, head_dim]`
-    pub keys: &'a [f32],
-    /// `[positions, heads, head_dim]`
-    pub values: &'a [f32],
+    /// Queries, keys and values: `[positions, 3, heads, head_dim]`
+    pub joined: &'a [f32],
     /// What scores are multiplied with.
     pub scale: f32,
 }
@@ -48,39 +44,44 @@ pub fn attention(pool: &ThreadPool, of: &Attention) -> Vec<f32> {
 }
 
 fn attention_in_pieces(pool: &ThreadPool, of: &Attention, piece: usize) -> Vec<f32> {
-    let width = of.heads * of.head_dim;
+    let (width, dim) = (of.heads * of.head_dim, of.head_dim);
     let mut heads: Vec<Option<Head>> = (0..of.heads).map(|_| None).collect();
     pool.run_chunks(&mut heads, 1, &|head, slot| slot[0] = Some(of.head(head)));
     let heads: Vec<Head> = heads.into_iter().flatten().collect();
-    let mut out = vec![0.0; of.queries.len()];
+    let positions = of.joined.len() / (3 * width);
+    let mut out = vec![0.0; positions * width];
     pool.run_chunks(&mut out, piece * width, &|number, out| {
-        let queries = &of.queries[number * piece * width..][..out.len()];
         let count = out.len() / width;
-        let mut scores = vec![0.0; count * (of.keys.len() / width)];
-        let mut result = vec![0.0; count * of.head_dim];
-        for (number, head) in heads.iter().enumerate() {
-            of.piece(head, &columns(queries, width, number, of.head_dim), &mut scores, &mut result);
-            for (row, result) in out.chunks_exact_mut(width).zip(result.chunks_exact(of.head_dim)) {
-                row[number * of.head_dim..][..of.head_dim].copy_from_slice(result);
+        let (mut scores, mut result) = (vec![0.0; count * positions], vec![0.0; count * dim]);
+        for (head, matrices) in heads.iter().enumerate() {
+            let queries = of.rows(number * piece, count, head * dim);
+            of.piece(matrices, &queries, &mut scores, &mut result);
+            for (row, result) in out.chunks_exact_mut(width).zip(result.chunks_exact(dim)) {
+                row[head * dim..][..dim].copy_from_slice(result);
             }
         }
     });
     out
 }
 
-/// The columns of a head.
-fn columns(rows: &[f32], width: usize, head: usize, head_dim: usize) -> Vec<f32> {
-    rows.chunks_exact(width).flat_map(|row| &row[head * head_dim..][..head_dim]).copied().collect()
-}
-
 impl Attention<'_> {
+    /// The values of a head's width from `at` on, of `count` positions.
+    fn rows(&self, first: usize, count: usize, at: usize) -> Vec<f32> {
+        let (row, dim) = (3 * self.heads * self.head_dim, self.head_dim);
+        let mut rows = Vec::with_capacity(count * dim);
+        let positions = self.joined[first * row..].chunks_exact(row).take(count);
+        positions.for_each(|position| rows.extend_from_slice(&position[at..][..dim]));
+        rows
+    }
+
     fn head(&self, head: usize) -> Head {
         let (width, dim) = (self.heads * self.head_dim, self.head_dim);
-        let keys = columns(self.keys, width, head, dim);
-        let values: Vec<f32> = (head * dim..(head + 1) * dim)
-            .flat_map(|column| self.values[column..].iter().step_by(width).copied())
-            .collect();
-        Head { keys: Panels::from_f32(&keys, dim), values: Panels::from_f32(&values, keys.len() / dim) }
+        let positions = self.joined.len() / (3 * width);
+        let keys = self.rows(0, positions, width + head * dim);
+        let values = self.rows(0, positions, 2 * width + head * dim);
+        let mut columns = Vec::with_capacity(values.len());
+        (0..dim).for_each(|column| columns.extend(values[column..].iter().step_by(dim)));
+        Head { keys: Panels::from_f32(&keys, dim), values: Panels::from_f32(&columns, positions) }
     }
 
     fn piece(&self, head: &Head, queries: &[f32], scores: &mut [f32], result: &mut [f32]) {
@@ -137,9 +138,8 @@ mod tests {
     #[test]
     fn pieces_and_threads_change_no_bit() {
         let (positions, heads, head_dim) = (77, 3, 10);
-        let inputs = [1, 2, 3].map(|seed| values(positions * heads * head_dim, seed));
-        let [queries, keys, values] = &inputs;
-        let of = Attention { heads, head_dim, queries, keys, values, scale: 0.3 };
+        let joined = values(positions * 3 * heads * head_dim, 1);
+        let of = Attention { heads, head_dim, joined: &joined, scale: 0.3 };
         let one = attention_in_pieces(&ThreadPool::single_threaded(), &of, positions);
         for (threads, piece) in [(1, 1), (2, 7), (4, 48), (3, 76)] {
             let pool = ThreadPool::new(threads, false).unwrap();
@@ -150,18 +150,19 @@ mod tests {
     #[test]
     fn it_is_the_average_of_values_by_softmax() {
         let (positions, heads, head_dim) = (35, 2, 8);
-        let inputs = [1, 2, 3].map(|seed| values(positions * heads * head_dim, seed));
-        let [queries, keys, values] = &inputs;
-        let of = Attention { heads, head_dim, queries, keys, values, scale: 0.3 };
+        let joined = values(positions * 3 * heads * head_dim, 1);
+        let of = Attention { heads, head_dim, joined: &joined, scale: 0.3 };
         let got = attention(&ThreadPool::single_threaded(), &of);
-        let at = |x: &[f32], p: usize, h: usize, d: usize| f64::from(x[(p * heads + h) * head_dim + d]);
+        // Part 0 are queries, 1 keys, 2 values.
+        let at = |part, p, h, d| f64::from(joined[((p * 3 + part) * heads + h) * head_dim + d]);
         for (p, h) in (0..positions).flat_map(|p| (0..heads).map(move |h| (p, h))) {
-            let score = |other| (0..head_dim).map(|d| at(queries, p, h, d) * at(keys, other, h, d)).sum::<f64>() * 0.3;
+            let score = |other| (0..head_dim).map(|d| at(0, p, h, d) * at(1, other, h, d)).sum::<f64>() * 0.3;
             let shares: Vec<f64> = (0..positions).map(|other| score(other).exp()).collect();
             let total: f64 = shares.iter().sum();
             for d in 0..head_dim {
-                let want = (0..positions).map(|o| shares[o] * at(values, o, h, d)).sum::<f64>() / total;
-                assert!((at(&got, p, h, d) - want).abs() < 1e-5, "{} is not {want}", at(&got, p, h, d));
+                let want = (0..positions).map(|o| shares[o] * at(2, o, h, d)).sum::<f64>() / total;
+                let got = f64::from(got[(p * heads + h) * head_dim + d]);
+                assert!((got - want).abs() < 1e-5, "{got} is not {want}");
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Products of matrices. Each result is one chain of fused multiply-adds over its whole length in order, so it depends on
-//! its row and its column only, and has the same bits with every instruction set.
+//! Products of matrices. Each result is one chain of fused multiply-adds over its whole length in order, so it
+//! depends on its row and its column only, and has the same bits with every instruction set.
 
 use std::ops::Range;
 

@@ -11,7 +11,8 @@ enum PanelValues {
     Bf16(Vec<[u16; PANEL]>),
 }
 
-/// A matrix `[depth, columns]`: for every sixteen columns, their values row by row. The last panel is filled with zeros.
+/// A matrix `[depth, columns]`: for every sixteen columns, their values row by row. The last panel is filled with
+/// zeros.
 #[derive(Clone)]
 pub struct Panels {
     depth: usize,
@@ -71,7 +72,9 @@ impl Panels {
         match &self.values {
             PanelValues::F32(values) => return &values[at..][..length],
             PanelValues::F16(values) => widen(&values[at..][..length], scratch, wide_f16),
-            PanelValues::Bf16(values) => widen(&values[at..][..length], scratch, |v| f32::from_bits(u32::from(v) << 16)),
+            PanelValues::Bf16(values) => {
+                widen(&values[at..][..length], scratch, |v| f32::from_bits(u32::from(v) << 16))
+            }
         }
         &scratch[..length]
     }

@@ -1,7 +1,8 @@
 //! Pictures from bytes: PNG, JPEG, WebP and GIF, within limits that are checked before anything is allocated.
 //!
-//! The orientation in EXIF is applied, colour profiles are ignored, of several frames the first is taken, 16 bits become
-//! 8 by dropping the lower ones, and transparent pixels are laid on white: as transformers does with an image of Pillow.
+//! The orientation in EXIF is applied, colour profiles are ignored, of several frames the first is taken, 16 bits
+//! become 8 by dropping the lower ones, and transparent pixels are laid on white: as transformers does with an image
+//! of Pillow.
 
 use std::io::Cursor;
 
@@ -13,7 +14,8 @@ use rgb::to_rgb;
 
 mod rgb;
 
-/// The most bytes per pixel that a decoder needs beside its output: those of the output, and as many to turn the picture.
+/// The most bytes per pixel that a decoder needs beside its output: those of the output, and as many to turn the
+/// picture.
 const DECODER_BYTES_PER_PIXEL: u64 = 24;
 /// What a decoder may take for its tables, whatever the size of the picture.
 const DECODER_BYTES: u64 = 16 << 20;
@@ -207,6 +209,3 @@ fn failure(error: ImageError, name: &'static str) -> DecodeError {
         _ => DecodeError::Damaged(name),
     }
 }
-
-#[cfg(test)]
-mod tests;

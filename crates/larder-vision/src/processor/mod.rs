@@ -22,8 +22,8 @@ pub struct Patches {
     pub rows: usize,
     /// Patches of a row.
     pub columns: usize,
-    /// `[patches, channel, y, x]`. The patches of a token follow each other, row by row, as tokens do. A picture is the
-    /// same at all times, so that these values stand for each of its time slices.
+    /// `[patches, channel, y, x]`. The patches of a token follow each other, row by row, as tokens do. A picture is
+    /// the same at all times, so that these values stand for each of its time slices.
     pub values: Vec<f32>,
 }
 
@@ -100,7 +100,7 @@ impl Processor {
         let from = (image.width(), image.height());
         let pixels = resize::resize(pool, image.pixels(), from, size, self.config.filter);
         let (rows, columns) = (size.1 / self.config.patch, size.0 / self.config.patch);
-        let mut patches = Patches { rows, columns, values: vec![0.0; 3 * pixels.len() / 3] };
+        let mut patches = Patches { rows, columns, values: vec![0.0; pixels.len()] };
         let patch_values = 3 * self.config.patch * self.config.patch;
         pool.run_chunks(&mut patches.values, patch_values, &|number, out| {
             let (row, column) = self.place(number, columns);

@@ -1,5 +1,5 @@
-//! Resizing with a filter that is widened where the picture shrinks, on bytes, in the integers of torchvision on a CPU:
-//! first along rows, rounded to bytes, then along columns.
+//! Resizing with a filter that is widened where the picture shrinks, on bytes, in the integers of torchvision on a
+//! CPU: first along rows, rounded to bytes, then along columns.
 
 use larder_kernels::ThreadPool;
 

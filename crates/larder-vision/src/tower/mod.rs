@@ -47,8 +47,8 @@ pub trait Tower: Send + Sync {
         self.processor().grid(width, height)
     }
 
-    /// A number that differs where the settings of tower and processor, or its first weights, do: two pictures with equal
-    /// pixels are encoded equally by towers with equal fingerprints.
+    /// A number that differs where the settings of tower and processor, or its first weights, do: two pictures with
+    /// equal pixels are encoded equally by towers with equal fingerprints.
     fn fingerprint(&self) -> u64;
 
     /// Width of a row of the result: the hidden size of the text model.
@@ -69,7 +69,8 @@ pub trait Tower: Send + Sync {
 
 /// What a file says about its tower.
 pub enum TowerFile<'a> {
-    /// A checkpoint: its `config.json`, and its `preprocessor_config.json` or `processor_config.json` if there is one.
+    /// A checkpoint: its `config.json`, and its `preprocessor_config.json` or `processor_config.json` if there is
+    /// one.
     Checkpoint {
         /// `config.json`
         config: &'a Value,

@@ -6,8 +6,8 @@ use larder_kernels::widen;
 use crate::compute::{LayerNorm, Linear, Panels};
 use crate::error::VisionError;
 
-/// Reads tensors of a tower. Shapes follow from a config within bounds, and are compared with those of the file before
-/// anything is allocated.
+/// Reads tensors of a tower. Shapes follow from a config within bounds, and are compared with those of the file
+/// before anything is allocated.
 pub struct WeightReader<'a> {
     /// The tensors.
     pub tensors: &'a dyn Tensors,

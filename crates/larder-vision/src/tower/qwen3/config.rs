@@ -35,7 +35,7 @@ pub struct Qwen3TowerConfig {
     pub out: usize,
     /// The side of the table of learned positions.
     pub positions: usize,
-    /// Blocks behind which a merger stands.
+    /// Blocks after which a merger stands.
     pub deepstack: Vec<usize>,
     /// The activation of the MLP.
     pub activation: Activation,
@@ -119,7 +119,9 @@ impl Qwen3TowerConfig {
 
     fn checked(self, fields: &Fields) -> Result<Self, VisionError> {
         let rises = self.deepstack.windows(2).all(|pair| pair[0] < pair[1]);
-        if !rises || self.deepstack.last().is_some_and(|last| *last >= self.depth) || self.deepstack.len() > MOST_DEEPSTACK
+        if !rises
+            || self.deepstack.last().is_some_and(|last| *last >= self.depth)
+            || self.deepstack.len() > MOST_DEEPSTACK
         {
             return Err(fields.wrong("deepstack_visual_indexes", "at most 16 layers of the tower, from the first on"));
         }

@@ -1,5 +1,5 @@
-//! The tower of Qwen3-VL, Qwen3.5, Qwen4 and Qwen3-Omni: a vision transformer whose tokens are merged four by four, with
-//! mergers behind some blocks whose results are added to the first layers of the text model.
+//! The tower of Qwen3-VL, Qwen3.5, Qwen4 and Qwen3-Omni: a vision transformer whose tokens are merged four by four,
+//! with mergers after some blocks whose results are added to the first layers of the text model.
 
 use std::hash::Hasher;
 use std::sync::Arc;
@@ -75,14 +75,25 @@ impl Qwen3Tower {
     ) -> Result<Self, VisionError> {
         let (embedding, kernel) = patch_embedding(&config, weights, &names.patches())?;
         let positions = weights.values(&names.positions(), &[config.positions.pow(2), config.hidden])?;
-        let blocks = (0..config.depth).map(|block| read_block(&config, weights, names, block)).collect::<Result<_, _>>();
+        let blocks =
+            (0..config.depth).map(|block| read_block(&config, weights, names, block)).collect::<Result<_, _>>();
         let merger = read_merger(&config, weights, &names.merger(), false)?;
         let deepstack = (0..config.deepstack.len())
             .map(|index| read_merger(&config, weights, &names.deepstack(&config, index), true))
             .collect::<Result<_, _>>();
         let (blocks, deepstack) = (blocks?, deepstack?);
         let fingerprint = fingerprint(&config, &processor, &[&kernel, &positions, &merger.layers[1].bias]);
-        Ok(Qwen3Tower { config, processor, pool, patches: embedding, positions, blocks, merger, deepstack, fingerprint })
+        Ok(Qwen3Tower {
+            config,
+            processor,
+            pool,
+            patches: embedding,
+            positions,
+            blocks,
+            merger,
+            deepstack,
+            fingerprint,
+        })
     }
 
     fn linears(&self) -> impl Iterator<Item = &Linear> {
@@ -101,8 +112,8 @@ impl Qwen3Tower {
         let mixed = self.mix(block, x, rotations);
         add(x, &mixed);
         let activation = self.config.activation;
-        let inside = block.mlp[0]
-            .apply(&self.pool, &block.norms[1].apply(&self.pool, x), &|_, rows| activation.apply(rows));
+        let inside =
+            block.mlp[0].apply(&self.pool, &block.norms[1].apply(&self.pool, x), &|_, rows| activation.apply(rows));
         add(x, &block.mlp[1].apply(&self.pool, &inside, &|_, _| ()));
     }
 
@@ -114,14 +125,9 @@ impl Qwen3Tower {
             }
         };
         let joined = block.qkv.apply(&self.pool, &block.norms[0].apply(&self.pool, x), &turn);
-        let part = |i: usize| -> Vec<f32> {
-            joined.chunks_exact(3 * hidden).flat_map(|row| &row[i * hidden..][..hidden]).copied().collect()
-        };
-        let [queries, keys, values] = [part(0), part(1), part(2)];
-        drop(joined);
         let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
-        let (queries, keys, values) = (&queries, &keys, &values);
-        let mixed = attention(&self.pool, &Attention { heads, head_dim, queries, keys, values, scale });
+        let mixed = attention(&self.pool, &Attention { heads, head_dim, joined: &joined, scale });
+        drop(joined);
         block.projection.apply(&self.pool, &mixed, &|_, _| ())
     }
 
@@ -185,8 +191,8 @@ impl Tower for Qwen3Tower {
     fn memory_bytes(&self, pixels: usize) -> u64 {
         let Qwen3TowerConfig { hidden, intermediate, heads, out, .. } = self.config;
         let patches = pixels / self.config.patch.pow(2);
-        // The residual stream, its norm, and either q, k, v, joined and apart, and the mixed rows, or the MLP.
-        let widest = (2 * hidden + (7 * hidden).max(intermediate + hidden)).max(3 * self.config.patch.pow(2) + hidden);
+        // The residual stream, its norm, and either queries, keys, values and the mixed rows, or the MLP.
+        let widest = (2 * hidden + (5 * hidden).max(intermediate + hidden)).max(3 * self.config.patch.pow(2) + hidden);
         let results = (self.deepstack.len() + 1) * out / self.config.patches_per_token() + 1;
         let rows = (patches * (widest + results + self.config.head_dim()) * size_of::<f32>()) as u64;
         // A picture on its way through both passes of the resize.

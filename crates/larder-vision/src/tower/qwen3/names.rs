@@ -32,7 +32,7 @@ struct Parts {
     projection: &'static str,
     mlp: [&'static str; 2],
     merger: [&'static str; 3],
-    /// Whether mergers are counted from zero on, or by the block behind which they stand.
+    /// Whether mergers are counted from zero on, or by the block after which they stand.
     deepstack: (&'static str, [&'static str; 3], bool),
 }
 
@@ -104,7 +104,7 @@ impl Qwen3Names {
         self.in_block(block, self.parts.qkv)
     }
 
-    /// The projection behind attention.
+    /// The projection after attention.
     pub fn projection(&self, block: usize) -> String {
         self.in_block(block, self.parts.projection)
     }
@@ -120,7 +120,7 @@ impl Qwen3Names {
         MergerNames { norm, first, second }
     }
 
-    /// The merger number `index` of those behind blocks.
+    /// The merger number `index` of those after blocks.
     pub fn deepstack(&self, config: &Qwen3TowerConfig, index: usize) -> MergerNames {
         let (folder, parts, is_by_block) = self.parts.deepstack;
         let number = if is_by_block { config.deepstack[index] } else { index };

@@ -1,16 +1,11 @@
-//! Where a patch is: the table of learned positions, resampled for the grid of a picture, and rotary angles of two axes.
+//! Where a patch is: the table of learned positions, resampled for the grid of a picture, and rotary angles of two
+//! axes.
 
 use crate::processor::place;
 
-/// Adds to each patch its learned position: the table of `side` × `side` rows is resampled linearly so that its corners
-/// are those of the picture.
-pub fn add_learned(
-    x: &mut [f32],
-    table: &[f32],
-    side: usize,
-    (rows, columns): (usize, usize),
-    merge: usize,
-) {
+/// Adds to each patch its learned position: the table of `side` × `side` rows is resampled linearly so that its
+/// corners are those of the picture.
+pub fn add_learned(x: &mut [f32], table: &[f32], side: usize, (rows, columns): (usize, usize), merge: usize) {
     let width = table.len() / (side * side);
     for (number, x) in x.chunks_exact_mut(width).enumerate() {
         let (row, column) = place(number, columns, merge);
@@ -35,8 +30,8 @@ fn taps(index: usize, count: usize, side: usize) -> [(usize, f32); 2] {
     [(low, 1.0 - part), ((low + 1).min(side - 1), part)]
 }
 
-/// Cosines and sines of the rotation of a patch: `[patches, head_dim / 2]` each. The first half of the frequencies turns
-/// by the row, the second by the column.
+/// Cosines and sines of the rotation of a patch: `[patches, head_dim / 2]` each. The first half of the frequencies
+/// turns by the row, the second by the column.
 pub struct Rotations {
     cos: Vec<f32>,
     sin: Vec<f32>,

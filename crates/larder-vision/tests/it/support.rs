@@ -14,6 +14,7 @@ use serde_json::Value;
 pub const PICTURES: [&str; 5] = ["tall", "plain", "odd", "dot", "wide"];
 
 /// The tensors of a file in memory.
+#[derive(Clone)]
 pub struct MemoryTensors(pub HashMap<String, (TensorMeta, Vec<u8>)>);
 
 impl MemoryTensors {
@@ -76,9 +77,8 @@ impl Reference {
 
     /// Those of the repository, and those of the folder `LARDER_VISION_REFERENCE`.
     pub fn all() -> Vec<Self> {
-        let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vision");
         let more = std::env::var_os("LARDER_VISION_REFERENCE").map(PathBuf::from);
-        let roots = [Some(own), more].into_iter().flatten();
+        let roots = [Some(folder()), more].into_iter().flatten();
         let mut folders: Vec<PathBuf> =
             roots.flat_map(|root| std::fs::read_dir(root).unwrap()).map(|entry| entry.unwrap().path()).collect();
         folders.retain(|folder| folder.join("reference.safetensors").is_file());
@@ -100,6 +100,11 @@ impl Reference {
     pub fn tower(&self) -> Box<dyn Tower> {
         self.tower_on(2)
     }
+}
+
+/// The files of the repository.
+pub fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vision")
 }
 
 /// The norm of the difference, divided by that of what is expected.

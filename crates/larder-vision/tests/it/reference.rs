@@ -1,9 +1,8 @@
 //! Pixel values and outputs of towers, against those of transformers.
 
-mod support;
-
 use larder_kernels::ThreadPool;
-use support::{PICTURES, Reference, relative_error};
+
+use crate::support::{PICTURES, Reference, relative_error};
 
 #[test]
 fn pixel_values_are_those_of_transformers() {
