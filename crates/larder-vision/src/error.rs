@@ -46,6 +46,9 @@ pub enum VisionError {
         /// The shape that follows from the config.
         wanted: Vec<usize>,
     },
+    /// A tensor whose bytes cannot be read as they are.
+    #[error("tensor '{0}' of the image tower is stored in a form that towers cannot read; use f32, f16 or bf16")]
+    StoredForm(String),
     /// A weight is infinite or not a number.
     #[error("tensor '{0}' of the image tower holds a value that is not finite")]
     NotFinite(String),

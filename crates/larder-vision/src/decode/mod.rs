@@ -14,8 +14,7 @@ use rgb::to_rgb;
 
 mod rgb;
 
-/// The most bytes per pixel that a decoder needs beside its output: those of the output, and as many to turn the
-/// picture.
+/// The most bytes per pixel: eight of a decoder's output, as many to turn it, and those of the result.
 const DECODER_BYTES_PER_PIXEL: u64 = 24;
 /// What a decoder may take for its tables, whatever the size of the picture.
 const DECODER_BYTES: u64 = 16 << 20;
@@ -39,7 +38,7 @@ impl Default for DecodeLimits {
 impl DecodeLimits {
     /// Bytes of memory that decoding takes at most.
     pub fn memory_bytes(&self) -> u64 {
-        self.pixels.saturating_mul(2 * DECODER_BYTES_PER_PIXEL).saturating_add(DECODER_BYTES)
+        self.pixels.saturating_mul(DECODER_BYTES_PER_PIXEL).saturating_add(DECODER_BYTES)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Weights by name, as matrices in panels or as values.
 
-use larder_core::{NumberFormat, TensorMeta, Tensors};
+use larder_core::{NumberFormat, RowOrder, TensorMeta, Tensors};
 use larder_kernels::widen;
 
 use crate::compute::{LayerNorm, Linear, Panels};
@@ -21,10 +21,14 @@ impl WeightReader<'_> {
 
     fn meta(&self, name: &str, shape: &[usize]) -> Result<&TensorMeta, VisionError> {
         let meta = self.tensors.meta(name).ok_or_else(|| VisionError::MissingTensor(name.into()))?;
-        if meta.shape == shape {
+        if meta.shape != shape {
+            return Err(VisionError::Shape { name: name.into(), found: meta.shape.clone(), wanted: shape.into() });
+        }
+        let is_plain = meta.order == RowOrder::Plain && !meta.kind.has_matrix_scale();
+        if is_plain && meta.kind.row_bytes(shape.iter().product()) == Some(meta.bytes) {
             Ok(meta)
         } else {
-            Err(VisionError::Shape { name: name.into(), found: meta.shape.clone(), wanted: shape.into() })
+            Err(VisionError::StoredForm(name.into()))
         }
     }
 

@@ -45,16 +45,14 @@ fn bombs_are_refused_by_their_header() {
 fn of_a_moving_picture_only_the_first_frame_is_decoded() {
     let bytes = std::fs::read(folder().join("files/moving.gif")).unwrap();
     let still = decode(&bytes, &DecodeLimits::default()).unwrap();
-    // All frames but the first, many times over.
-    let second = bytes.windows(3).skip(900).position(|w| w == b"\x21\xf9\x04").map(|at| at + 900).unwrap();
-    let mut long = bytes[..second].to_vec();
-    for _ in 0..2_000 {
-        long.extend(&bytes[second..bytes.len() - 1]);
-    }
-    long.push(0x3b);
-    let start = std::time::Instant::now();
-    assert!(decode(&long, &DecodeLimits::default()).unwrap() == still);
-    assert!(start.elapsed().as_secs() < 2, "all frames were decoded");
+    // After the first frame, the file is damaged.
+    let starts = |bytes: &[u8]| bytes.starts_with(b"\x21\xf9\x04");
+    let second = (0..bytes.len()).filter(|at| starts(&bytes[*at..])).nth(1).unwrap();
+    let mut damaged = bytes[..second].to_vec();
+    damaged.extend([0xee; 500]);
+    assert!(decode(&damaged, &DecodeLimits::default()).unwrap() == still);
+    let early = [&bytes[..second - 100], &[0xee; 500]].concat();
+    assert!(decode(&early, &DecodeLimits::default()).ok().as_ref() != Some(&still));
 }
 
 /// Mutated files: bytes changed, cut out, doubled; lengths set to extremes.
@@ -150,6 +148,9 @@ fn hostile_configs_are_refused() {
     ];
     for key in keys {
         for value in [json!(0), json!(-1), json!(1), json!(1u64 << 40), json!(u64::MAX), json!("x"), json!([9, 3])] {
+            if value == json!(1) && ["depth", "num_heads"].contains(&key) {
+                continue; // a smaller tower
+            }
             let mut config = reference.config.clone();
             config["vision_config"][key] = value.clone();
             let error = open(&config).err().unwrap_or_else(|| panic!("{key} = {value} is accepted"));

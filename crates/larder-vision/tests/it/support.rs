@@ -78,9 +78,17 @@ impl Reference {
     /// Those of the repository, and those of the folder `LARDER_VISION_REFERENCE`.
     pub fn all() -> Vec<Self> {
         let more = std::env::var_os("LARDER_VISION_REFERENCE").map(PathBuf::from);
-        let roots = [Some(folder()), more].into_iter().flatten();
-        let mut folders: Vec<PathBuf> =
-            roots.flat_map(|root| std::fs::read_dir(root).unwrap()).map(|entry| entry.unwrap().path()).collect();
+        let mut all = Reference::of_repository();
+        all.extend(more.iter().flat_map(|folder| Reference::within(folder)));
+        all
+    }
+
+    pub fn of_repository() -> Vec<Self> {
+        Reference::within(&folder())
+    }
+
+    fn within(folder: &Path) -> Vec<Self> {
+        let mut folders: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         folders.retain(|folder| folder.join("reference.safetensors").is_file());
         folders.sort();
         folders.iter().map(|folder| Reference::read(folder)).collect()
