@@ -105,7 +105,7 @@ fn hostile_metadata_is_refused() {
     assert_eq!(open(&good), Ok(()));
     for (key, value) in good.as_object().unwrap() {
         let worse =
-            [json!(0), json!(-1), json!(4_294_967_295u64), json!(9e18), json!("x"), json!([]), json!([true; 300])];
+            [json!(0), json!(-1), json!(4_294_967_295u64), json!(9e18), json!("x"), json!([]), json!(vec![true; 300])];
         for value in worse.iter().filter(|worse| *worse != value) {
             let mut keys = good.clone();
             keys[key] = value.clone();
