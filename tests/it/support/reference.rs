@@ -36,12 +36,7 @@ pub struct Reference {
 
 impl Reference {
     pub fn read(folder: &Path) -> Self {
-        Self::read_from(folder, "reference.safetensors")
-    }
-
-    /// The numbers of a file of another name.
-    pub fn read_from(folder: &Path, file: &str) -> Self {
-        let bytes = std::fs::read(folder.join(file)).expect("a reference");
+        let bytes = std::fs::read(folder.join("reference.safetensors")).expect("a reference");
         let file = SafeTensors::deserialize(&bytes).expect("a valid reference");
         let (mut floats, mut ids) = (BTreeMap::new(), BTreeMap::new());
         for (name, view) in file.tensors() {
@@ -62,6 +57,11 @@ impl Reference {
     /// Token ids by name.
     pub fn tokens(&self, name: &str) -> Vec<u32> {
         self.ids[name].iter().map(|id| *id as u32).collect()
+    }
+
+    /// Whether there are token ids or other integers of this name.
+    pub fn has_tokens(&self, name: &str) -> bool {
+        self.ids.contains_key(name)
     }
 
     /// Names of the numbers.
@@ -109,7 +109,9 @@ pub fn with_config(folder: &Path, config: &str) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+        if path.is_file() {
+            std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+        }
     }
     std::fs::copy(folder.join(config), copy.path().join("config.json")).unwrap();
     copy

@@ -36,9 +36,7 @@ pub struct VisionPrompt {
 
 /// The prompts of the model in a folder, whose pictures have numbers from `images`.
 pub fn prompts(folder: &Path, images: &Images) -> Vec<VisionPrompt> {
-    let whole = folder.join("reference.safetensors").exists();
-    let file = if whole { "reference.safetensors" } else { "reference-short.safetensors" };
-    let reference = Reference::read_from(folder, file);
+    let reference = Reference::read(folder);
     let config: Value = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
     let thinker = config.get("thinker_config").unwrap_or(&config);
     let image_token = thinker["image_token_id"].as_u64().unwrap() as u32;
@@ -59,7 +57,8 @@ pub fn prompts(folder: &Path, images: &Images) -> Vec<VisionPrompt> {
         assert!(!rest.contains(&image_token));
         let decode_logits = reference.floats(&format!("{name}.decode_logits")).to_vec();
         let rows = format!("{name}.logit_rows");
-        let logit_rows = if whole { (0..tokens.len()).collect() } else { indices(&reference, &rows) };
+        let some = reference.has_tokens(&rows);
+        let logit_rows = if some { indices(&reference, &rows) } else { (0..tokens.len()).collect() };
         VisionPrompt {
             name: format!("{}, {name}", folder.file_name().unwrap().to_string_lossy()),
             logits: reference.floats(&format!("{name}.logits")).to_vec(),
