@@ -1,5 +1,5 @@
-//! Models that see, with what transformers computed of prompts with pictures; see `scripts/make/make_vision.py`. What the
-//! tower makes of the pictures is taken from there.
+//! Models that see, with what transformers computed of prompts with pictures; see `scripts/make/make_vision.py`. What
+//! the tower makes of the pictures is taken from there.
 
 use std::path::{Path, PathBuf};
 

@@ -5,6 +5,7 @@ mod forward;
 mod images;
 mod mtp;
 mod saved;
+mod saved_images;
 mod step;
 mod step_ahead;
 mod token_input;

@@ -20,28 +20,25 @@
 //! | | the state of the decoder ([`KvCache::save`](larder_model::KvCache::save)) |
 //! | 8 | XXH3 (64 bits) of everything before it |
 //!
-//! A process gives numbers to pictures as it meets them, so that those of another mean nothing to it. Here the tokens of
-//! an image have the id [`FIRST_IMAGE_ID`] plus the index of the first image of its picture.
+//! A process gives numbers to pictures as it meets them, so that those of another mean nothing to it. Here the tokens
+//! of an image have the id [`FIRST_IMAGE_ID`] plus the index of the first image of its picture.
 
-use std::collections::HashMap;
 use std::hash::Hasher;
 use std::io::{self, Read, Write};
-use std::ops::Range;
 
-use larder_core::{DEFINITION, FIRST_IMAGE_ID, ImageGrid};
+use larder_core::{DEFINITION, FIRST_IMAGE_ID};
 use larder_model::{Decoder, ModelError, PlacedImage, SavedStateError};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 use super::Sequence;
 use super::images::SequenceImages;
+use super::saved_images::{IMAGE_BYTES, SavedImage, are_of, ids_in_file};
 use crate::images::{Images, Picture, TooManyPictures};
 
 const MAGIC: [u8; 16] = *b"larder sequence\n";
 const VERSION: u64 = 4;
 /// Bytes before the tokens.
 const HEAD_BYTES: usize = 112;
-/// Bytes of an image.
-const IMAGE_BYTES: usize = 48;
 /// Bytes of the checksum at the end.
 const CHECKSUM_BYTES: u64 = 8;
 /// The longest note.
@@ -131,67 +128,6 @@ pub struct SavedHead {
     note_bytes: u64,
 }
 
-/// An image of a saved sequence.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct SavedImage {
-    start: usize,
-    grid: ImageGrid,
-    hash: [u8; 32],
-}
-
-impl SavedImage {
-    fn to_bytes(&self) -> [u8; IMAGE_BYTES] {
-        let mut bytes = [0; IMAGE_BYTES];
-        bytes[..8].copy_from_slice(&(self.start as u64).to_le_bytes());
-        let side = |side: usize| u32::try_from(side).unwrap_or(u32::MAX).to_le_bytes();
-        bytes[8..12].copy_from_slice(&side(self.grid.rows));
-        bytes[12..16].copy_from_slice(&side(self.grid.columns));
-        bytes[16..].copy_from_slice(&self.hash);
-        bytes
-    }
-
-    fn from_bytes(bytes: &[u8; IMAGE_BYTES]) -> Self {
-        let side = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")) as usize;
-        let start = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-        SavedImage {
-            start: usize::try_from(start).unwrap_or(usize::MAX),
-            grid: ImageGrid { rows: side(8), columns: side(12) },
-            hash: bytes[16..].try_into().expect("32 bytes"),
-        }
-    }
-
-    /// Its tokens among the first `tokens` of its sequence.
-    fn range(&self, tokens: usize) -> Range<usize> {
-        self.start.min(tokens)..self.start.saturating_add(self.grid.tokens()).min(tokens)
-    }
-}
-
-/// The ids that the tokens of each image have in a file.
-fn ids_in_file(images: &[SavedImage]) -> impl Iterator<Item = (&SavedImage, u32)> {
-    let mut first = HashMap::new();
-    images.iter().enumerate().map(move |(at, image)| {
-        let at = *first.entry((image.hash, image.grid)).or_insert(at as u32);
-        (image, FIRST_IMAGE_ID.saturating_add(at))
-    })
-}
-
-/// Whether the tokens of a file are of these images, and no others are.
-fn are_of(tokens: &[u32], images: &[SavedImage]) -> bool {
-    let mut end = 0;
-    for (image, id) in ids_in_file(images) {
-        let own = image.range(tokens.len());
-        let is_behind = own.start >= end && !own.is_empty();
-        if !is_behind
-            || tokens[end..own.start].iter().any(|id| *id >= FIRST_IMAGE_ID)
-            || tokens[own.clone()].iter().any(|own| *own != id)
-        {
-            return false;
-        }
-        end = own.end;
-    }
-    tokens[end..].iter().all(|id| *id < FIRST_IMAGE_ID)
-}
-
 impl SavedHead {
     /// Whether bytes begin like a saved sequence, of any version.
     pub fn begins(from: &mut dyn Read) -> bool {
@@ -199,8 +135,8 @@ impl SavedHead {
         from.read_exact(&mut magic).is_ok_and(|()| magic == MAGIC)
     }
 
-    /// Reads the head of a saved sequence of `bytes` bytes and at most `context` tokens, whose pictures get numbers from
-    /// `images`. The checksum of the head is compared, that of the rest is not.
+    /// Reads the head of a saved sequence of `bytes` bytes and at most `context` tokens, whose pictures get numbers
+    /// from `images`. The checksum of the head is compared, that of the rest is not.
     pub fn read(bytes: u64, context: usize, images: &Images, from: &mut dyn Read) -> Result<Self, SavedSequenceError> {
         let mut head = Self::read_as_written(bytes, context, from)?;
         for (start, picture) in head.pictures(images)? {
@@ -337,8 +273,8 @@ impl Sequence {
     }
 
     /// A sequence for up to `context` tokens, and the note, that [`save`](Self::save) wrote to `bytes` bytes. Its
-    /// pictures get numbers from `images`. Nothing is allocated that the number of bytes does not justify, and no bit of
-    /// it is wrong, or else it is an error.
+    /// pictures get numbers from `images`. Nothing is allocated that the number of bytes does not justify, and no bit
+    /// of it is wrong, or else it is an error.
     pub fn restore(
         decoder: &Decoder,
         context: usize,
@@ -402,6 +338,7 @@ impl Read for Hashed<&mut dyn Read> {
 
 #[cfg(test)]
 mod tests {
+    use larder_core::ImageGrid;
     use proptest::prelude::*;
 
     use super::*;

@@ -33,8 +33,8 @@ pub struct TextConfig<'a> {
 
 /// `config`, or the config of the text decoder that is nested in it.
 ///
-/// Of the keys beside a nested config only `tie_word_embeddings`, `quantization_config` and `image_token_id` apply to the
-/// text decoder. One that is neither known to concern other inputs nor without effect is refused.
+/// Of the keys beside a nested config only `tie_word_embeddings`, `quantization_config` and `image_token_id` apply to
+/// the text decoder. One that is neither known to concern other inputs nor without effect is refused.
 pub fn text_config(config: &Value) -> Result<TextConfig<'_>> {
     let (mut found, mut refusals) = (Cow::Borrowed(config), vec![]);
     for nest in NESTS {

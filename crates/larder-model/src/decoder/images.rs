@@ -141,14 +141,14 @@ impl Decoder {
         }
         ops.add(x, ops.upload(features)?, 1.0)
     }
-}
 
-/// How many layers have features of the images in a step.
-pub(crate) fn deepstacks(spans: &[Span]) -> usize {
-    let of_image = |encoded: &Arc<EncodedImage>| encoded.deepstack.len();
-    let of_run = |run| match run {
-        TokenRun::Text(_) => 0,
-        TokenRun::Image(image, ..) => image.encoded.as_ref().map_or(0, of_image),
-    };
-    spans.iter().flat_map(|span| span.images.runs(span.tokens)).map(of_run).max().unwrap_or(0)
+    /// How many layers have features of the images in a step.
+    pub(crate) fn deepstacks(spans: &[Span]) -> usize {
+        let of_image = |encoded: &Arc<EncodedImage>| encoded.deepstack.len();
+        let of_run = |run| match run {
+            TokenRun::Text(_) => 0,
+            TokenRun::Image(image, ..) => image.encoded.as_ref().map_or(0, of_image),
+        };
+        spans.iter().flat_map(|span| span.images.runs(span.tokens)).map(of_run).max().unwrap_or(0)
+    }
 }

@@ -23,7 +23,6 @@ use serde_json::Value;
 use crate::arch;
 use crate::compute::ComputeContext;
 use crate::config::{Config, Refusal, TextConfig, config_error, refused, text_config, without_ignored};
-use crate::decoder::images::deepstacks;
 use crate::decoder::layer::OtherLayers;
 use crate::decoder::step_memory::step_memory;
 use crate::error::{ModelError, Result};
@@ -369,7 +368,7 @@ impl Decoder {
     ) -> Result<Rows> {
         let (stack, ops) = (&self.stack, self.ops());
         clock.lap(Phase::EmbedAndHead, tap);
-        let (mut stage, mut begun, deepstacks) = (0, false, deepstacks(spans));
+        let (mut stage, mut begun, deepstacks) = (0, false, Self::deepstacks(spans));
         for (i, layer) in stack.layers.iter().enumerate() {
             if !tap.wants_more() {
                 return Err(ModelError::Cancelled);

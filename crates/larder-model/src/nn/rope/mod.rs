@@ -79,8 +79,8 @@ impl Rope {
         Self::parse_beside(config, head_dim, theta, context, partial, &[])
     }
 
-    /// As [`parse`](Self::parse), of a model whose positions in images have three dimensions. By default they have these
-    /// sections.
+    /// As [`parse`](Self::parse), of a model whose positions in images have three dimensions. By default they have
+    /// these sections.
     pub fn parse_with_sections(
         config: &mut Config,
         head_dim: usize,

@@ -12,7 +12,7 @@ pub struct RotarySections {
 }
 
 impl RotarySections {
-    /// So many frequencies for time, height and width.
+    /// These numbers of frequencies for time, height and width.
     pub const fn new([_, height, width]: [usize; 3]) -> Self {
         RotarySections { height, width }
     }
