@@ -11,15 +11,19 @@ pub const SHORT_PROMPT_TOKENS: usize = 64;
 /// Tokens of a chunk before any was measured, and the fewest.
 const FIRST_CHUNK_TOKENS: usize = 64;
 const LEAST_CHUNK_TOKENS: usize = 16;
+/// The most, which no step holds.
+const TOKENS_MAX: usize = 1 << 20;
 /// Steps between two chunks that take more than twice the step time: so 95 of 100 tokens wait for less than that.
 const LONG_CHUNK_STEPS: usize = 20;
 /// The weight of earlier measurements when another one comes.
-const KEPT_WEIGHT: f64 = 0.8;
+const KEPT_WEIGHT: f64 = 0.9;
 
 /// How many prompt tokens join a step of decoding requests.
 pub struct PromptPace {
     step_time: Duration,
     tokens: usize,
+    /// Whether the next chunk has only two thirds of the tokens: chunks of one size alone do not tell what each costs.
+    is_short: bool,
     cost: ChunkCost,
     /// Time, and steps, of the requests that decode before the next chunk.
     owed: Duration,
@@ -29,8 +33,8 @@ pub struct PromptPace {
 impl PromptPace {
     /// For steps of `step_time`.
     pub fn new(step_time: Duration) -> Self {
-        let cost = ChunkCost::default();
-        PromptPace { step_time, tokens: FIRST_CHUNK_TOKENS, cost, owed: Duration::ZERO, owed_steps: 0 }
+        let (cost, tokens) = (ChunkCost::default(), FIRST_CHUNK_TOKENS);
+        PromptPace { step_time, tokens, is_short: false, cost, owed: Duration::ZERO, owed_steps: 0 }
     }
 
     /// Takes the time of a step in which requests decoded, with `prompt_tokens` tokens of prompts.
@@ -44,30 +48,29 @@ impl PromptPace {
         if took > 2 * self.step_time {
             self.owed_steps = LONG_CHUNK_STEPS;
         }
+        self.is_short = !self.is_short;
         self.cost.add(prompt_tokens as f64, took.as_secs_f64());
-        let worth = self.cost.line.map_or(2 * prompt_tokens, |(fixed, each)| {
+        if let Some((fixed, each)) = self.cost.line() {
             let time = self.step_time.as_secs_f64().max(2.0 * fixed);
-            ((time - fixed) / each.max(f64::MIN_POSITIVE)) as usize
-        });
-        // A step with few of them does not show that more would fit.
-        if prompt_tokens >= self.tokens || worth < self.tokens {
-            self.tokens = worth.clamp(self.tokens / 2, 2 * self.tokens).max(LEAST_CHUNK_TOKENS);
+            let worth = ((time - fixed) / each.max(f64::MIN_POSITIVE)) as usize;
+            let worth = worth.clamp(self.tokens * 3 / 4, (self.tokens * 3 / 2).min(TOKENS_MAX));
+            self.tokens = worth.max(LEAST_CHUNK_TOKENS);
         }
     }
 
     /// Prompt tokens of a step with `decoding` requests that decode, and at most `most` tokens in all, beside those of
     /// short prompts.
     pub fn room(&self, decoding: usize, most: usize) -> usize {
+        let tokens = if self.is_short { self.tokens * 2 / 3 } else { self.tokens };
         match decoding {
             0 => most,
             _ if self.owed > Duration::ZERO || self.owed_steps > 0 => 0,
-            _ => self.tokens.min(most - decoding),
+            _ => tokens.min(most - decoding),
         }
     }
 }
 
-/// Times of chunks, of which later ones count more, and the line through them: a fixed time and one for each token, in
-/// seconds.
+/// Times of chunks, of which later ones count more.
 #[derive(Default)]
 struct ChunkCost {
     weight: f64,
@@ -75,7 +78,6 @@ struct ChunkCost {
     time: f64,
     tokens_squared: f64,
     tokens_time: f64,
-    line: Option<(f64, f64)>,
 }
 
 impl ChunkCost {
@@ -86,17 +88,15 @@ impl ChunkCost {
         add(&mut self.time, time);
         add(&mut self.tokens_squared, tokens * tokens);
         add(&mut self.tokens_time, tokens * time);
+    }
+
+    /// The line through them: a fixed time and one for each token, in seconds. `None` if they are of one size.
+    fn line(&self) -> Option<(f64, f64)> {
         let [mean, mean_time] = [self.tokens, self.time].map(|sum| sum / self.weight);
         let variance = self.tokens_squared / self.weight - mean * mean;
-        if variance > 0.01 * mean * mean {
-            let each = (self.tokens_time / self.weight - mean * mean_time) / variance;
-            let each = each.clamp(0.0, mean_time / mean);
-            self.line = Some((mean_time - each * mean, each));
-        } else if let Some((fixed, each)) = &mut self.line {
-            // Chunks of one size show how fast all is now.
-            let factor = mean_time / (*fixed + *each * mean);
-            (*fixed, *each) = (*fixed * factor, *each * factor);
-        }
+        let each = (self.tokens_time / self.weight - mean * mean_time) / variance;
+        let each = each.clamp(0.0, mean_time / mean);
+        (variance > 0.01 * mean * mean).then_some((mean_time - each * mean, each))
     }
 }
 
@@ -107,10 +107,10 @@ mod tests {
     const STEP_TIME: Duration = Duration::from_millis(250);
 
     /// A server that decodes beside a long prompt, with steps that take `fixed` and `each` for a token of the prompt,
-    /// by a factor that changes: tokens of the last chunk, and the share of the time that chunks took.
+    /// by a factor that changes: tokens of the longest of the last two chunks, and the share of the time of chunks.
     fn settled(fixed: Duration, each: Duration, factor: impl Fn(usize) -> f64) -> (usize, f64) {
         let mut pace = PromptPace::new(STEP_TIME);
-        let (mut chunk, mut prompts, mut all) = (0, 0.0, 0.0);
+        let (mut chunks, mut prompts, mut all) = ([0; 2], 0.0, 0.0);
         for step in 0..4000 {
             let tokens = pace.room(1, 4096);
             let took = if tokens == 0 { Duration::from_millis(20) } else { fixed + each * tokens as u32 };
@@ -118,10 +118,10 @@ mod tests {
             pace.measured(tokens, took);
             all += took.as_secs_f64();
             if tokens > 0 {
-                (chunk, prompts) = (tokens, prompts + took.as_secs_f64());
+                (chunks, prompts) = ([chunks[1], tokens], prompts + took.as_secs_f64());
             }
         }
-        (chunk, prompts / all)
+        (chunks[0].max(chunks[1]), prompts / all)
     }
 
     #[test]
@@ -171,7 +171,7 @@ mod tests {
         let mut pace = PromptPace::new(STEP_TIME);
         pace.measured(3, Duration::from_millis(1));
         pace.measured(0, Duration::from_secs(1));
-        assert_eq!((pace.room(1, 512), pace.room(4, 16), pace.room(0, 512)), (64, 12, 512));
+        assert_eq!((pace.room(1, 512), pace.room(4, 16), pace.room(0, 512)), (42, 12, 512));
         let slow = |step: usize| if step == 300 { 40.0 } else { 1.0 };
         let (tokens, _) = settled(Duration::from_millis(50), Duration::from_millis(1), slow);
         assert!((180..=220).contains(&tokens), "{tokens}");
