@@ -215,9 +215,9 @@ fn mixed_requests(count: u32) -> Vec<Value> {
         let prompt = [shared, ids(i / 2 + 5, i * 11 % 40 + 1)].concat();
         let mut body = json!({
             "prompt": prompt, "max_tokens": 1 + i % 9, "temperature": f64::from(i % 2), "seed": i, "logprobs": 3,
-            "ignore_eos": true, "n": 1 + u32::from(i % 11 == 0), "echo": i % 13 == 0,
+            "ignore_eos": true, "n": 1 + u32::from(i.is_multiple_of(11)), "echo": i.is_multiple_of(13),
         });
-        if i % 5 == 0 {
+        if i.is_multiple_of(5) {
             body["frequency_penalty"] = json!(0.5);
         }
         body

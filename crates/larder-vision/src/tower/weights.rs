@@ -50,15 +50,16 @@ impl WeightReader<'_> {
     /// A matrix `[columns, depth]`, in halves or bfloats if it is stored in these.
     fn matrix(&self, name: &str, columns: usize, depth: usize) -> Result<Panels, VisionError> {
         let meta = self.meta(name, &[columns, depth])?;
-        let (infinite, panels): (u16, fn(&[u16], usize) -> Panels) = match meta.kind {
-            NumberFormat::F16 => (0x7c00, Panels::from_f16),
-            NumberFormat::Bf16 => (0x7f80, Panels::from_bf16),
+        let infinite = match meta.kind {
+            NumberFormat::F16 => 0x7c00u16,
+            NumberFormat::Bf16 => 0x7f80,
             _ => return Ok(Panels::from_f32(&self.values(name, &[columns, depth])?, depth)),
         };
         let bytes = self.bytes(name, meta)?;
         let bits: Vec<u16> = bytes.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
         finite(name, bits.iter().all(|bits| bits & infinite != infinite))?;
-        Ok(panels(&bits, depth))
+        let is_half = meta.kind == NumberFormat::F16;
+        Ok(if is_half { Panels::from_f16(&bits, depth) } else { Panels::from_bf16(&bits, depth) })
     }
 
     /// The linear layer `name.weight` and `name.bias`.
