@@ -7,17 +7,17 @@ use serde_json::{Map, Value};
 use crate::error::VisionError;
 
 /// The keys of a JSON object.
-pub struct Fields<'a> {
+pub struct BoundedFields<'a> {
     /// The file, for errors.
     file: &'static str,
     keys: &'a Map<String, Value>,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> BoundedFields<'a> {
     /// The keys of `value`.
     pub fn new(file: &'static str, value: &'a Value) -> Result<Self, VisionError> {
         let keys = value.as_object().ok_or(VisionError::Config { file, key: "", wanted: "an object".into() })?;
-        Ok(Fields { file, keys })
+        Ok(BoundedFields { file, keys })
     }
 
     /// That a key must be something else.
@@ -92,9 +92,9 @@ impl<'a> Fields<'a> {
     }
 
     /// An object.
-    pub fn object(&self, key: &str) -> Result<Option<Fields<'a>>, VisionError> {
+    pub fn object(&self, key: &str) -> Result<Option<BoundedFields<'a>>, VisionError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let keys = value.as_object().ok_or_else(|| self.out_of_bounds(key, "an object"))?;
-        Ok(Some(Fields { file: self.file, keys }))
+        Ok(Some(BoundedFields { file: self.file, keys }))
     }
 }

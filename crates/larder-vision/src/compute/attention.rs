@@ -4,7 +4,7 @@
 use larder_kernels::{Arithmetic, ThreadPool, exp, widest};
 
 use super::matmul::{TILE, matmul};
-use super::panels::Panels;
+use super::panels::ColumnPanels;
 
 /// Queries of a piece.
 const PIECE: usize = 8 * TILE;
@@ -12,7 +12,7 @@ const PIECE: usize = 8 * TILE;
 const LANES: usize = 16;
 
 /// The shape of an attention, and its inputs.
-pub struct Attention<'a> {
+pub struct FullAttention<'a> {
     /// Number of heads.
     pub heads: usize,
     /// Values of a head.
@@ -33,17 +33,17 @@ pub fn attention_scratch_bytes(positions: usize, heads: usize, head_dim: usize, 
 /// Keys and values of a head as matrices.
 struct Head {
     /// `[head_dim, positions]`
-    keys: Panels,
+    keys: ColumnPanels,
     /// `[positions, head_dim]`
-    values: Panels,
+    values: ColumnPanels,
 }
 
 /// `[positions, heads, head_dim]`
-pub fn attention(pool: &ThreadPool, of: &Attention) -> Vec<f32> {
+pub fn attention(pool: &ThreadPool, of: &FullAttention) -> Vec<f32> {
     attention_in_pieces(pool, of, PIECE)
 }
 
-fn attention_in_pieces(pool: &ThreadPool, of: &Attention, piece: usize) -> Vec<f32> {
+fn attention_in_pieces(pool: &ThreadPool, of: &FullAttention, piece: usize) -> Vec<f32> {
     let (width, dim) = (of.heads * of.head_dim, of.head_dim);
     let mut heads: Vec<Option<Head>> = (0..of.heads).map(|_| None).collect();
     pool.run_chunks(&mut heads, 1, &|head, slot| slot[0] = Some(of.head(head)));
@@ -64,7 +64,7 @@ fn attention_in_pieces(pool: &ThreadPool, of: &Attention, piece: usize) -> Vec<f
     out
 }
 
-impl Attention<'_> {
+impl FullAttention<'_> {
     /// The values of a head's width from `at` on, of `count` positions.
     fn rows(&self, first: usize, count: usize, at: usize) -> Vec<f32> {
         let (row, dim) = (3 * self.heads * self.head_dim, self.head_dim);
@@ -81,7 +81,7 @@ impl Attention<'_> {
         let values = self.rows(0, positions, 2 * width + head * dim);
         let mut columns = Vec::with_capacity(values.len());
         (0..dim).for_each(|column| columns.extend(values[column..].iter().step_by(dim)));
-        Head { keys: Panels::from_f32(&keys, dim), values: Panels::from_f32(&columns, positions) }
+        Head { keys: ColumnPanels::from_f32(&keys, dim), values: ColumnPanels::from_f32(&columns, positions) }
     }
 
     fn piece(&self, head: &Head, queries: &[f32], scores: &mut [f32], result: &mut [f32]) {
@@ -139,7 +139,7 @@ mod tests {
     fn pieces_and_threads_change_no_bit() {
         let (positions, heads, head_dim) = (77, 3, 10);
         let joined = values(positions * 3 * heads * head_dim, 1);
-        let of = Attention { heads, head_dim, joined: &joined, scale: 0.3 };
+        let of = FullAttention { heads, head_dim, joined: &joined, scale: 0.3 };
         let one = attention_in_pieces(&ThreadPool::single_threaded(), &of, positions);
         for (threads, piece) in [(1, 1), (2, 7), (4, 48), (3, 76)] {
             let pool = ThreadPool::new(threads, false).unwrap();
@@ -151,7 +151,7 @@ mod tests {
     fn it_is_the_average_of_values_by_softmax() {
         let (positions, heads, head_dim) = (35, 2, 8);
         let joined = values(positions * 3 * heads * head_dim, 1);
-        let of = Attention { heads, head_dim, joined: &joined, scale: 0.3 };
+        let of = FullAttention { heads, head_dim, joined: &joined, scale: 0.3 };
         let got = attention(&ThreadPool::single_threaded(), &of);
         // Part 0 are queries, 1 keys, 2 values.
         let at = |part, p, h, d| f64::from(joined[((p * 3 + part) * heads + h) * head_dim + d]);

@@ -51,7 +51,7 @@ fn sum(x: &[f32], of: impl Fn(f64) -> f64) -> f64 {
 
 /// An activation function.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Activation {
+pub enum TowerActivation {
     /// GELU by the error function.
     Gelu,
     /// GELU by the hyperbolic tangent.
@@ -60,7 +60,7 @@ pub enum Activation {
     QuickGelu,
 }
 
-impl Activation {
+impl TowerActivation {
     /// Applies it to all values.
     pub fn apply(self, values: &mut [f32]) {
         widest(Activated { values, activation: self });
@@ -69,7 +69,7 @@ impl Activation {
 
 struct Activated<'a> {
     values: &'a mut [f32],
-    activation: Activation,
+    activation: TowerActivation,
 }
 
 impl Arithmetic for Activated<'_> {
@@ -78,9 +78,9 @@ impl Arithmetic for Activated<'_> {
     #[inline(always)]
     fn run(self) {
         match self.activation {
-            Activation::Gelu => self.values.iter_mut().for_each(|x| *x = gelu(*x)),
-            Activation::GeluTanh => self.values.iter_mut().for_each(|x| *x = gelu_tanh(*x)),
-            Activation::QuickGelu => {
+            TowerActivation::Gelu => self.values.iter_mut().for_each(|x| *x = gelu(*x)),
+            TowerActivation::GeluTanh => self.values.iter_mut().for_each(|x| *x = gelu_tanh(*x)),
+            TowerActivation::QuickGelu => {
                 self.values.iter_mut().for_each(|x| *x /= 1.0 + larder_kernels::exp(-1.702 * *x));
             }
         }
@@ -123,16 +123,19 @@ mod tests {
     fn activations_are_close_to_their_definitions() {
         for i in -800..800 {
             let x = i as f32 * 0.01;
-            let of = |activation: Activation| {
+            let of = |activation: TowerActivation| {
                 let mut values = [x];
                 activation.apply(&mut values);
                 f64::from(values[0])
             };
             let x = f64::from(x);
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
-            assert!((of(Activation::GeluTanh) - 0.5 * x * (1.0 + inner.tanh())).abs() < 1e-6);
-            assert!((of(Activation::QuickGelu) - x / (1.0 + (-1.702 * x).exp())).abs() < 1e-6);
-            assert!((of(Activation::Gelu) - of(Activation::GeluTanh)).abs() < 5e-4, "both are nearly one function");
+            assert!((of(TowerActivation::GeluTanh) - 0.5 * x * (1.0 + inner.tanh())).abs() < 1e-6);
+            assert!((of(TowerActivation::QuickGelu) - x / (1.0 + (-1.702 * x).exp())).abs() < 1e-6);
+            assert!(
+                (of(TowerActivation::Gelu) - of(TowerActivation::GeluTanh)).abs() < 5e-4,
+                "both are nearly one function"
+            );
         }
     }
 }

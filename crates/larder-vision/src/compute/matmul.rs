@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use larder_kernels::{Arithmetic, ThreadPool, widest};
 
-use super::panels::{PANEL, Panels};
+use super::panels::{ColumnPanels, PANEL};
 
 /// Rows of a tile: with sixteen columns, its sums fill the registers of AVX2.
 pub const TILE: usize = 6;
@@ -17,14 +17,14 @@ const TASK_ROWS: usize = 16 * TILE;
 const TASKS_PER_THREAD: usize = 4;
 
 /// A linear layer.
-pub struct Linear {
+pub struct TowerLinear {
     /// The matrix.
-    pub weights: Panels,
+    pub weights: ColumnPanels,
     /// What is added to each column; empty for nothing.
     pub bias: Vec<f32>,
 }
 
-impl Linear {
+impl TowerLinear {
     /// Bytes of memory.
     pub fn bytes(&self) -> usize {
         self.weights.bytes() + size_of_val(self.bias.as_slice())
@@ -53,14 +53,14 @@ fn task_rows(rows: usize, threads: usize) -> usize {
 /// `out[r, c] = bias[c] + Σ x[r, i] · weights[i, c]` on this thread.
 ///
 /// `out` has as many columns as the weights, and `x` as many rows as `out`.
-pub fn matmul(x: &[f32], depth: usize, weights: &Panels, bias: &[f32], out: &mut [f32]) {
+pub fn matmul(x: &[f32], depth: usize, weights: &ColumnPanels, bias: &[f32], out: &mut [f32]) {
     widest(Matmul { x, depth, weights, bias, out });
 }
 
 struct Matmul<'a> {
     x: &'a [f32],
     depth: usize,
-    weights: &'a Panels,
+    weights: &'a ColumnPanels,
     bias: &'a [f32],
     out: &'a mut [f32],
 }
@@ -157,7 +157,7 @@ mod tests {
     fn each_result_is_one_chain_of_multiply_adds() {
         for (rows, depth, columns) in [(1, 1, 1), (5, 300, 17), (6, 256, 16), (13, 700, 40), (97, 33, 31)] {
             let (x, w, bias) = (values(rows * depth, 1), values(columns * depth, 2), values(columns, 3));
-            let linear = Linear { weights: Panels::from_f32(&w, depth), bias: bias.clone() };
+            let linear = TowerLinear { weights: ColumnPanels::from_f32(&w, depth), bias: bias.clone() };
             for threads in [1, 3] {
                 let pool = ThreadPool::new(threads, false).unwrap();
                 let out = linear.apply(&pool, &x, &|_, _| ());
@@ -179,11 +179,38 @@ mod tests {
         let halves: Vec<half::f16> = w.iter().map(|v| half::f16::from_f32(*v)).collect();
         let wide: Vec<f32> = halves.iter().map(|v| v.to_f32()).collect();
         let bits: Vec<u16> = halves.iter().map(|v| v.to_bits()).collect();
-        let of = |weights| Linear { weights, bias: bias.clone() }.apply(&pool, &x, &|_, _| ());
-        assert_eq!(of(Panels::from_f16(&bits, depth)), of(Panels::from_f32(&wide, depth)));
+        let of = |weights| TowerLinear { weights, bias: bias.clone() }.apply(&pool, &x, &|_, _| ());
+        assert_eq!(of(ColumnPanels::from_f16(&bits, depth)), of(ColumnPanels::from_f32(&wide, depth)));
         let bfloats: Vec<half::bf16> = w.iter().map(|v| half::bf16::from_f32(*v)).collect();
         let wide: Vec<f32> = bfloats.iter().map(|v| v.to_f32()).collect();
         let bits: Vec<u16> = bfloats.iter().map(|v| v.to_bits()).collect();
-        assert_eq!(of(Panels::from_bf16(&bits, depth)), of(Panels::from_f32(&wide, depth)));
+        assert_eq!(of(ColumnPanels::from_bf16(&bits, depth)), of(ColumnPanels::from_f32(&wide, depth)));
+    }
+
+    /// Rates of the best of many calls on one thread, so that other work of the machine counts little.
+    #[test]
+    #[ignore = "measures the machine"]
+    fn a_task_reaches_half_of_the_peak() {
+        let peak = larder_kernels::Peak::all()[0].rate(&ThreadPool::single_threaded());
+        let Some(peak) = peak else { return };
+        for (depth, columns) in [(1152, 4304), (4304, 1152), (1152, 3456), (72, 4096), (4096, 72)] {
+            let (x, w) = (values(TASK_ROWS * depth, 1), values(columns * depth, 2));
+            let bits: Vec<u16> = w.iter().map(|v| (v.to_bits() >> 16) as u16).collect();
+            for (weights, name) in
+                [(ColumnPanels::from_f32(&w, depth), "f32"), (ColumnPanels::from_bf16(&bits, depth), "bf16")]
+            {
+                let mut out = vec![0.0; TASK_ROWS * columns];
+                let mut seconds = f64::INFINITY;
+                for _ in 0..60 {
+                    let start = std::time::Instant::now();
+                    matmul(&x, depth, &weights, &[], &mut out);
+                    seconds = seconds.min(start.elapsed().as_secs_f64());
+                }
+                let rate = 2.0 * (TASK_ROWS * depth * columns) as f64 / seconds;
+                let share = rate / peak;
+                println!("{depth} x {columns} {name}: {:.1} of {:.1} GFLOP/s", rate / 1e9, peak / 1e9);
+                assert!(share > 0.5, "{depth} x {columns} {name} has {share:.2} of the peak");
+            }
+        }
     }
 }

@@ -6,7 +6,7 @@ mod elementwise;
 mod matmul;
 mod panels;
 
-pub use attention::{Attention, attention, attention_scratch_bytes};
-pub use elementwise::{Activation, LayerNorm};
-pub use matmul::Linear;
-pub use panels::Panels;
+pub use attention::{FullAttention, attention, attention_scratch_bytes};
+pub use elementwise::{LayerNorm, TowerActivation};
+pub use matmul::TowerLinear;
+pub use panels::ColumnPanels;

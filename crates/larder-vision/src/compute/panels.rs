@@ -14,26 +14,26 @@ enum PanelValues {
 /// A matrix `[depth, columns]`: for every sixteen columns, their values row by row. The last panel is filled with
 /// zeros.
 #[derive(Clone)]
-pub struct Panels {
+pub struct ColumnPanels {
     depth: usize,
     columns: usize,
     values: PanelValues,
 }
 
-impl Panels {
+impl ColumnPanels {
     /// From the rows of the transposed matrix: `rows` holds, for each column, `depth` values.
     pub fn from_f32(rows: &[f32], depth: usize) -> Self {
-        Panels { depth, columns: rows.len() / depth, values: PanelValues::F32(packed(rows, depth)) }
+        ColumnPanels { depth, columns: rows.len() / depth, values: PanelValues::F32(packed(rows, depth)) }
     }
 
     /// As [`from_f32`](Self::from_f32), of halves.
     pub fn from_f16(rows: &[u16], depth: usize) -> Self {
-        Panels { depth, columns: rows.len() / depth, values: PanelValues::F16(packed(rows, depth)) }
+        ColumnPanels { depth, columns: rows.len() / depth, values: PanelValues::F16(packed(rows, depth)) }
     }
 
     /// As [`from_f32`](Self::from_f32), of bfloats.
     pub fn from_bf16(rows: &[u16], depth: usize) -> Self {
-        Panels { depth, columns: rows.len() / depth, values: PanelValues::Bf16(packed(rows, depth)) }
+        ColumnPanels { depth, columns: rows.len() / depth, values: PanelValues::Bf16(packed(rows, depth)) }
     }
 
     /// Rows of the matrix: the length of its sums.
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn a_panel_has_the_values_of_its_columns() {
         let rows: Vec<f32> = (0..20 * 5).map(|i| i as f32).collect();
-        let panels = Panels::from_f32(&rows, 5);
+        let panels = ColumnPanels::from_f32(&rows, 5);
         assert_eq!((panels.depth(), panels.columns(), panels.count()), (5, 20, 2));
         let mut scratch = [[0.0; PANEL]; 5];
         let second = panels.widened(1, 2, 3, &mut scratch);

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::resize::ResizeFilter;
 use crate::error::VisionError;
-use crate::fields::Fields;
+use crate::fields::BoundedFields;
 
 /// The most pixels of a resized picture, whatever a file says: 65,536 tokens of 32 × 32.
 pub const MOST_PIXELS: usize = 1 << 26;
@@ -54,7 +54,7 @@ impl ProcessorConfig {
     /// If a value is of a wrong kind, out of bounds, or asks for what this processor does not do.
     pub fn read(file: &Value) -> Result<Self, VisionError> {
         let nested = file.get("image_processor").filter(|inner| inner.is_object());
-        let fields = Fields::new("preprocessor_config.json", nested.unwrap_or(file))?;
+        let fields = BoundedFields::new("preprocessor_config.json", nested.unwrap_or(file))?;
         let (default, size) = (Self::qwen(), fields.object("size")?);
         let pixels = |edge: &str, key: &str, default: usize| -> Result<usize, VisionError> {
             let of_size = match &size {
@@ -87,7 +87,7 @@ impl ProcessorConfig {
         config.checked(&fields)
     }
 
-    fn checked(self, fields: &Fields) -> Result<Self, VisionError> {
+    fn checked(self, fields: &BoundedFields) -> Result<Self, VisionError> {
         if self.least_pixels > self.most_pixels {
             return Err(fields.wrong("size", "limits of which the lower is not above the upper"));
         }

@@ -3,8 +3,11 @@
 use larder_core::{NumberFormat, RowOrder, TensorMeta, Tensors};
 use larder_kernels::widen;
 
-use crate::compute::{LayerNorm, Linear, Panels};
+use crate::compute::{ColumnPanels, LayerNorm, TowerLinear};
 use crate::error::VisionError;
+
+/// Panels of the bits of rows of some length.
+type PanelsOf = fn(&[u16], usize) -> ColumnPanels;
 
 /// Reads tensors of a tower. Shapes follow from a config within bounds, and are compared with those of the file
 /// before anything is allocated.
@@ -48,24 +51,23 @@ impl WeightReader<'_> {
     }
 
     /// A matrix `[columns, depth]`, in halves or bfloats if it is stored in these.
-    fn matrix(&self, name: &str, columns: usize, depth: usize) -> Result<Panels, VisionError> {
+    fn matrix(&self, name: &str, columns: usize, depth: usize) -> Result<ColumnPanels, VisionError> {
         let meta = self.meta(name, &[columns, depth])?;
-        let infinite = match meta.kind {
-            NumberFormat::F16 => 0x7c00u16,
-            NumberFormat::Bf16 => 0x7f80,
-            _ => return Ok(Panels::from_f32(&self.values(name, &[columns, depth])?, depth)),
+        let (infinite, panels): (u16, PanelsOf) = match meta.kind {
+            NumberFormat::F16 => (0x7c00, ColumnPanels::from_f16),
+            NumberFormat::Bf16 => (0x7f80, ColumnPanels::from_bf16),
+            _ => return Ok(ColumnPanels::from_f32(&self.values(name, &[columns, depth])?, depth)),
         };
         let bytes = self.bytes(name, meta)?;
         let bits: Vec<u16> = bytes.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
         finite(name, bits.iter().all(|bits| bits & infinite != infinite))?;
-        let is_half = meta.kind == NumberFormat::F16;
-        Ok(if is_half { Panels::from_f16(&bits, depth) } else { Panels::from_bf16(&bits, depth) })
+        Ok(panels(&bits, depth))
     }
 
     /// The linear layer `name.weight` and `name.bias`.
-    pub fn linear(&self, name: &str, columns: usize, depth: usize) -> Result<Linear, VisionError> {
+    pub fn linear(&self, name: &str, columns: usize, depth: usize) -> Result<TowerLinear, VisionError> {
         let weights = self.matrix(&format!("{name}.weight"), columns, depth)?;
-        Ok(Linear { weights, bias: self.values(&format!("{name}.bias"), &[columns])? })
+        Ok(TowerLinear { weights, bias: self.values(&format!("{name}.bias"), &[columns])? })
     }
 
     /// The norm `name.weight` and `name.bias`.

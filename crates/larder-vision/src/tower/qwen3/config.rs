@@ -3,9 +3,9 @@
 use larder_core::Tensors;
 use serde_json::Value;
 
-use crate::compute::Activation;
+use crate::compute::TowerActivation;
 use crate::error::VisionError;
-use crate::fields::Fields;
+use crate::fields::BoundedFields;
 use crate::processor::{MOST_PIXELS, ProcessorConfig};
 use crate::tower::TowerFile;
 
@@ -23,7 +23,7 @@ pub struct Qwen3TowerConfig {
     pub hidden: usize,
     /// Width inside the MLP.
     pub intermediate: usize,
-    /// Attention heads.
+    /// FullAttention heads.
     pub heads: usize,
     /// Pixels of a patch's side.
     pub patch: usize,
@@ -38,7 +38,7 @@ pub struct Qwen3TowerConfig {
     /// Blocks after which a merger stands.
     pub deepstack: Vec<usize>,
     /// The activation of the MLP.
-    pub activation: Activation,
+    pub activation: TowerActivation,
     /// What norms add to the variance.
     pub epsilon: f64,
     /// The base of the rotary frequencies.
@@ -49,12 +49,12 @@ impl Qwen3TowerConfig {
     /// From `vision_config` of `config.json`, which the Omni models have under `thinker_config`.
     pub fn of_checkpoint(config: &Value) -> Result<Self, VisionError> {
         let outer = config.get("thinker_config").unwrap_or(config);
-        let fields = Fields::new("config.json", outer)?;
+        let fields = BoundedFields::new("config.json", outer)?;
         let vision = fields.object("vision_config")?.ok_or_else(|| fields.wrong("vision_config", "an object"))?;
         let activation = match vision.word("hidden_act").unwrap_or("gelu_pytorch_tanh") {
-            "gelu_pytorch_tanh" => Activation::GeluTanh,
-            "gelu" => Activation::Gelu,
-            "quick_gelu" => Activation::QuickGelu,
+            "gelu_pytorch_tanh" => TowerActivation::GeluTanh,
+            "gelu" => TowerActivation::Gelu,
+            "quick_gelu" => TowerActivation::QuickGelu,
             _ => return Err(vision.wrong("hidden_act", "gelu_pytorch_tanh, gelu or quick_gelu")),
         };
         let indexes = vision.list("deepstack_visual_indexes", MOST_DEEPSTACK)?;
@@ -87,7 +87,7 @@ impl Qwen3TowerConfig {
 
     /// From the metadata of an `mmproj` file. The table of positions is as large as its tensor.
     pub fn of_mmproj(keys: &Value, tensors: &dyn Tensors) -> Result<Self, VisionError> {
-        let fields = Fields::new("mmproj", keys)?;
+        let fields = BoundedFields::new("mmproj", keys)?;
         let number = |key: &str, bounds| fields.needed(&format!("clip.vision.{key}"), bounds);
         let flags = fields.list("clip.vision.is_deepstack_layers", 256)?;
         let deepstack = flags.iter().enumerate().filter(|(_, flag)| flag.as_bool() == Some(true)).map(|(i, _)| i);
@@ -107,7 +107,7 @@ impl Qwen3TowerConfig {
             out: number("projection_dim", 1..=65536)?,
             positions: table.min(1 << 20).isqrt(),
             deepstack: deepstack.collect(),
-            activation: Activation::GeluTanh,
+            activation: TowerActivation::GeluTanh,
             epsilon: fields.number("clip.vision.attention.layer_norm_epsilon")?.unwrap_or(1e-6),
             theta: 10_000.0,
         };
@@ -117,7 +117,7 @@ impl Qwen3TowerConfig {
         config.checked(&fields)
     }
 
-    fn checked(self, fields: &Fields) -> Result<Self, VisionError> {
+    fn checked(self, fields: &BoundedFields) -> Result<Self, VisionError> {
         let rises = self.deepstack.windows(2).all(|pair| pair[0] < pair[1]);
         if !rises
             || self.deepstack.last().is_some_and(|last| *last >= self.depth)
@@ -171,7 +171,7 @@ fn published(tower: &Qwen3TowerConfig) -> ProcessorConfig {
 }
 
 fn of_mmproj(keys: &Value, tower: &Qwen3TowerConfig) -> Result<ProcessorConfig, VisionError> {
-    let fields = Fields::new("mmproj", keys)?;
+    let fields = BoundedFields::new("mmproj", keys)?;
     let token = (tower.patch * tower.merge).pow(2);
     let pixels = |key: &str, tokens: usize| -> Result<usize, VisionError> {
         Ok(fields.whole(key, 1..=MOST_PIXELS)?.unwrap_or(tokens * token))

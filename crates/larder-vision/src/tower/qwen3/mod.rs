@@ -10,7 +10,9 @@ use twox_hash::XxHash3_64;
 
 use super::weights::WeightReader;
 use super::{Tower, TowerFile};
-use crate::compute::{Activation, Attention, LayerNorm, Linear, Panels, attention, attention_scratch_bytes};
+use crate::compute::{
+    ColumnPanels, FullAttention, LayerNorm, TowerActivation, TowerLinear, attention, attention_scratch_bytes,
+};
 use crate::decode::RgbImage;
 use crate::error::VisionError;
 use crate::processor::{Patches, Processor};
@@ -26,16 +28,16 @@ use positions::{Rotations, add_learned};
 
 struct Block {
     norms: [LayerNorm; 2],
-    qkv: Linear,
-    projection: Linear,
-    mlp: [Linear; 2],
+    qkv: TowerLinear,
+    projection: TowerLinear,
+    mlp: [TowerLinear; 2],
 }
 
 /// Joins the patches of a token.
 struct Merger {
     /// As wide as a patch, or as all patches of a token.
     norm: LayerNorm,
-    layers: [Linear; 2],
+    layers: [TowerLinear; 2],
 }
 
 /// The tower.
@@ -43,7 +45,7 @@ pub struct Qwen3Tower {
     config: Qwen3TowerConfig,
     processor: Processor,
     pool: Arc<ThreadPool>,
-    patches: Linear,
+    patches: TowerLinear,
     /// `[positions, positions, hidden]`
     positions: Vec<f32>,
     blocks: Vec<Block>,
@@ -96,7 +98,7 @@ impl Qwen3Tower {
         })
     }
 
-    fn linears(&self) -> impl Iterator<Item = &Linear> {
+    fn linears(&self) -> impl Iterator<Item = &TowerLinear> {
         let blocks = self.blocks.iter().flat_map(|b| [&b.qkv, &b.projection, &b.mlp[0], &b.mlp[1]]);
         blocks.chain(self.deepstack.iter().chain([&self.merger]).flat_map(|m| &m.layers)).chain([&self.patches])
     }
@@ -126,7 +128,7 @@ impl Qwen3Tower {
         };
         let joined = block.qkv.apply(&self.pool, &block.norms[0].apply(&self.pool, x), &turn);
         let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
-        let mixed = attention(&self.pool, &Attention { heads, head_dim, joined: &joined, scale });
+        let mixed = attention(&self.pool, &FullAttention { heads, head_dim, joined: &joined, scale });
         drop(joined);
         block.projection.apply(&self.pool, &mixed, &|_, _| ())
     }
@@ -134,7 +136,7 @@ impl Qwen3Tower {
     fn merge(&self, merger: &Merger, x: &[f32]) -> Vec<f32> {
         // The patches of a token follow each other, so that joining them changes no value's place.
         let joined = merger.norm.apply(&self.pool, x);
-        let inside = merger.layers[0].apply(&self.pool, &joined, &|_, rows| Activation::Gelu.apply(rows));
+        let inside = merger.layers[0].apply(&self.pool, &joined, &|_, rows| TowerActivation::Gelu.apply(rows));
         merger.layers[1].apply(&self.pool, &inside, &|_, _| ())
     }
 }
@@ -185,7 +187,7 @@ impl Tower for Qwen3Tower {
     fn weight_bytes(&self) -> u64 {
         let norms = self.blocks.len() * 4 + (self.deepstack.len() + 1) * 2 * self.config.patches_per_token();
         let values = self.positions.len() + norms * self.config.hidden;
-        (self.linears().map(Linear::bytes).sum::<usize>() + values * size_of::<f32>()) as u64
+        (self.linears().map(TowerLinear::bytes).sum::<usize>() + values * size_of::<f32>()) as u64
     }
 
     fn memory_bytes(&self, pixels: usize) -> u64 {
@@ -201,7 +203,7 @@ impl Tower for Qwen3Tower {
 
     fn operations(&self, pixels: usize) -> f64 {
         let patches = (pixels / self.config.patch.pow(2)) as f64;
-        let of = |linear: &Linear| (linear.weights.depth() * linear.weights.columns()) as f64;
+        let of = |linear: &TowerLinear| (linear.weights.depth() * linear.weights.columns()) as f64;
         let merged = self.config.patches_per_token() as f64;
         let mergers: f64 = self.deepstack.iter().chain([&self.merger]).flat_map(|m| &m.layers).map(of).sum();
         let rest: f64 = self.linears().map(of).sum::<f64>() - mergers;
@@ -215,7 +217,7 @@ fn patch_embedding(
     config: &Qwen3TowerConfig,
     weights: &WeightReader,
     name: &str,
-) -> Result<(Linear, Vec<f32>), VisionError> {
+) -> Result<(TowerLinear, Vec<f32>), VisionError> {
     let (hidden, square) = (config.hidden, config.patch * config.patch);
     let second = format!("{name}.weight.1");
     let is_apart = weights.has(&second);
@@ -232,7 +234,7 @@ fn patch_embedding(
         }
     }
     let bias = weights.values(&format!("{name}.bias"), &[hidden])?;
-    Ok((Linear { weights: Panels::from_f32(&kernel, 3 * square), bias }, kernel))
+    Ok((TowerLinear { weights: ColumnPanels::from_f32(&kernel, 3 * square), bias }, kernel))
 }
 
 fn read_block(
