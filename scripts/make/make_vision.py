@@ -239,7 +239,9 @@ def save(model, model_type, folder, stored):
     model.config.dtype = str(stored).removeprefix("torch.")
     model.save_pretrained(folder)
     file, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
-    kept = {key: value if key.endswith("A_log") else value.to(stored) for key, value in st.load_file(file).items()}
+    # Integers are numbers of rows, which bfloats would round.
+    is_whole = lambda key, value: key.endswith("A_log") or not value.is_floating_point()
+    kept = {key: value if is_whole(key, value) else value.to(stored) for key, value in st.load_file(file).items()}
     kept = {key: value for key, value in kept.items() if "audio_tower" not in key}
     if model_type == "qwen3_omni_moe":
         kept = {key if key.startswith("thinker.") else f"thinker.{key}": value for key, value in kept.items()}
