@@ -39,7 +39,7 @@ from vision import cases, mmproj, models, pictures
 
 TRIES = 200
 GENERATED = 12
-GREEDY_MARGIN, SELECTION_MARGIN, INDEX_MARGIN = 5e-3, 5e-5, 2e-6
+GREEDY_MARGIN, SELECTION_MARGIN, INDEX_MARGIN = 3e-3, 3e-5, 2e-6
 PUBLISHED = {"shortest_edge": 65536, "longest_edge": 16777216}
 SMALL = {"shortest_edge": 2048, "longest_edge": 12288}
 IMAGE = {"type": "image"}
