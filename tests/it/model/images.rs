@@ -276,7 +276,7 @@ impl<P> Listener<P> for Quiet {
     }
 }
 
-/// What is written behind a prompt.
+/// The tokens that are written behind a prompt.
 fn written<P: ExpertPath>(
     session: &mut Session<P>,
     folder: &Path,

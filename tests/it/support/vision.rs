@@ -29,7 +29,7 @@ pub struct VisionPrompt {
     /// The rows of these tokens: `[rows, vocab]`.
     pub logit_rows: Vec<usize>,
     pub logits: Vec<f32>,
-    /// What is written behind it, and the logits of that: `[tokens, vocab]`.
+    /// The tokens that are written behind it, and their logits: `[tokens, vocab]`.
     pub generated: Vec<u32>,
     pub decode_logits: Vec<f32>,
 }

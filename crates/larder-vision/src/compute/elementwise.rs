@@ -9,9 +9,9 @@ const TASK_ROWS: usize = 16;
 pub struct LayerNorm {
     /// The weight of each column.
     pub weight: Vec<f32>,
-    /// What is added to each column.
+    /// The summand for each column.
     pub bias: Vec<f32>,
-    /// What is added to the variance.
+    /// A summand of the variance, so that it is not 0.
     pub epsilon: f64,
 }
 

@@ -20,7 +20,7 @@ const TASKS_PER_THREAD: usize = 4;
 pub struct TowerLinear {
     /// The matrix.
     pub weights: ColumnPanels,
-    /// What is added to each column; empty for nothing.
+    /// A summand for each column; empty for nothing.
     pub bias: Vec<f32>,
 }
 

@@ -28,7 +28,7 @@ pub struct Patches {
 }
 
 impl Patches {
-    /// Their number.
+    /// Number of patches.
     pub fn count(&self) -> usize {
         self.rows * self.columns
     }

@@ -95,7 +95,9 @@ impl Reference {
     }
 
     pub fn picture(&self, name: &str) -> RgbImage {
-        let bytes = std::fs::read(self.folder.join("images").join(format!("{name}.png"))).unwrap();
+        let own = self.folder.join("images");
+        let images = if own.is_dir() { own } else { folder().join("images") };
+        let bytes = std::fs::read(images.join(format!("{name}.png"))).unwrap();
         decode(&bytes, &DecodeLimits::default()).unwrap()
     }
 

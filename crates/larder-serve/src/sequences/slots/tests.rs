@@ -72,7 +72,7 @@ fn tiny(config: &Value) -> (Decoder, AllResident) {
     (decoder, experts)
 }
 
-/// What is to hold, by the simplest means.
+/// The logits of each prompt, by the simplest means, and how often slots and files served one.
 #[derive(Default)]
 struct PlainTree {
     /// The logits behind each prompt.
