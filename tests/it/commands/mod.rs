@@ -18,5 +18,6 @@ mod memory;
 mod models;
 mod mtp;
 mod profile;
+mod prove;
 mod report;
 pub mod tune;

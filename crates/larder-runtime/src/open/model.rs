@@ -103,6 +103,11 @@ impl OpenModel {
         Ok(OpenModel { form, notices, cache_folder: None, blueprint })
     }
 
+    /// The same model, whose engines send no notices.
+    pub fn without_notices(self) -> Self {
+        OpenModel { notices: Notices::default(), ..self }
+    }
+
     /// Where notices about this model go.
     pub(crate) fn notices(&self) -> &Notices {
         &self.notices

@@ -32,6 +32,8 @@ pub mod takes {
     pub const GENERATION: u16 = MEASUREMENT | HotSet.bit() | Battery.bit();
     /// Commands that try several sizes of the cache, in main memory.
     pub const SWEEP: u16 = Cache.bit() | Measurement.bit() | Reading.bit() | Compute.bit() | KERNELS;
+    /// Commands that run a model in main memory, by themselves in several ways.
+    pub const PROOF: u16 = CacheSize.bit() | Cache.bit() | Reading.bit() | Routing.bit() | Compute.bit() | KERNELS;
     /// Commands that run no model.
     pub const KERNELS: u16 = Kernels.bit();
 }

@@ -25,6 +25,7 @@ pub mod lab;
 pub mod launch;
 pub mod machine;
 pub mod output;
+pub mod prove;
 pub mod renamed;
 #[cfg(feature = "serve")]
 pub mod serve;
@@ -112,6 +113,8 @@ pub enum Command {
     Plan(Box<PlanArgs>),
     /// Measure prefill and decode speed, next to the limits that memory and SSD set
     Bench(Box<BenchArgs>),
+    /// Prove that threads, caches, batches, readers and instruction sets change no bit of what a model computes
+    Prove(Box<prove::ProveArgs>),
     /// Compare routing strategies over many runs, and print a report to share
     Report(Box<machine::ReportArgs>),
     /// Write logits and routing of given tokens to a file, to check numerics

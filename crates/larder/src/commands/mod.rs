@@ -22,6 +22,7 @@ mod lab;
 mod logits;
 mod models;
 mod plan;
+mod prove;
 mod report;
 mod run;
 #[cfg(feature = "serve")]
@@ -47,6 +48,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Launch(args) => launch::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Prove(args) => prove::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
