@@ -1,5 +1,6 @@
 //! The command, one file per subcommand.
 
+mod bench;
 pub mod chat;
 mod chat_session;
 mod cli;

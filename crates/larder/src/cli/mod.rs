@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Arg, ArgAction, Args, Parser, Subcommand};
+use clap::{Arg, ArgAction, Args, Parser, Subcommand, ValueEnum};
 use larder_core::{NumberFormat, parse_bytes};
 use larder_engine::{SamplerError, Sampling};
 use larder_store::{MtpTensors, SourceOptions};
@@ -291,9 +291,14 @@ pub struct BenchArgs {
     /// Number of tokens to generate
     #[arg(short = 'n', long, default_value_t = 32, value_name = "N", value_parser = at_least_one)]
     pub tokens: usize,
-    /// Measure behind a context of N tokens, whose KV cache has made-up values: nothing is prefilled for it
-    #[arg(short, long, default_value_t = 0, value_name = "N")]
-    pub depth: usize,
+    /// Measure behind a context of N tokens, whose KV cache has made-up values: nothing is prefilled for it; with
+    /// --llama-bench behind each of several
+    #[arg(short, long = "depth", default_value = "0", value_name = "N,…", value_delimiter = ',')]
+    pub depths: Vec<usize>,
+    /// Measure and print as llama-bench does: rows of prefill and of decode, each alone, of which the average counts
+    #[arg(long, value_name = "FORMAT", help_heading = heading::OUTPUT)]
+    #[arg(conflicts_with_all = ["json", "first_token", "clients", "vs_resident", "trace", "speculate"])]
+    pub llama_bench: Option<RowsFormat>,
     /// Lengths of the prompts whose first token is timed, or off (default: those of 32, 512 and 3968 tokens that fit
     /// the context; off with --depth)
     #[arg(long, value_name = "N,…|off", value_parser = parse_lengths)]
@@ -318,6 +323,17 @@ pub struct BenchArgs {
     /// Print every run as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
+}
+
+/// The form of rows, by the names of llama-bench.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum RowsFormat {
+    /// A Markdown table
+    Md,
+    /// Comma-separated values, with a heading
+    Csv,
+    /// An array of objects, with each run
+    Json,
 }
 
 /// Lengths of prompts in tokens.

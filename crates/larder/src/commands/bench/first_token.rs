@@ -24,7 +24,7 @@ const PROMPTS: [usize; 3] = [32, 512, 3968];
 pub fn prompts(args: &BenchArgs, most: usize) -> Result<Vec<usize>> {
     let Some(chosen) = &args.first_token else {
         // With --depth it is decode that is measured.
-        return Ok(PROMPTS.into_iter().filter(|tokens| *tokens <= most && args.depth == 0).collect());
+        return Ok(PROMPTS.into_iter().filter(|tokens| *tokens <= most && args.depths == [0]).collect());
     };
     match chosen.0.iter().find(|tokens| **tokens > most) {
         Some(tokens) => {

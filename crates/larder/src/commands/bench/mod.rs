@@ -10,7 +10,7 @@ use larder_engine::{
 };
 use larder_os::memory;
 use larder_policy::routing::RoutingSpec;
-use larder_runtime::{CacheSize, DeviceKind, EngineExperts, EngineSettings, InferenceEngine, Options};
+use larder_runtime::{CacheSize, ContextSize, DeviceKind, EngineExperts, EngineSettings, InferenceEngine, Options};
 use serde_json::{Value, json};
 
 use self::clients::StepLimits;
@@ -27,10 +27,15 @@ mod clients;
 mod first_token;
 mod kernel_rates;
 mod limits;
+mod llama_rows;
 mod replayed;
 
 /// Measures prefill and decode, and how near they come to what memory, SSD and GPU allow.
 pub fn run(args: &BenchArgs) -> Result<()> {
+    if let Some(format) = args.llama_bench {
+        return llama_rows::run(args, format);
+    }
+    let [depth] = args.depths[..] else { bail!("several depths are for --llama-bench; name one") };
     let settings = settings(args);
     if args.vs_resident && settings.options.device.kind != DeviceKind::Cpu {
         bail!(
@@ -40,16 +45,10 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     }
     let model = models::open_to_run(&args.model, &settings, &args.ignore_config)?;
     let most = model.blueprint.context;
-    let need = args.depth.saturating_add(args.prompt).saturating_add(args.tokens);
-    if need > most {
-        bail!("{need} tokens do not fit into the model's context of {most}; lower --depth, --prompt or --tokens");
-    }
+    let need = depth.saturating_add(args.prompt).saturating_add(args.tokens);
     let first_prompts = first_token::prompts(args, most)?;
     let need = first_prompts.iter().copied().chain([need]).max().unwrap_or(need);
-    let context = settings.options.context.or_needed(need, most);
-    if context.at_most(most) < need {
-        bail!("--context {context} has no room for the {need} tokens that are measured; raise it, or leave it out");
-    }
+    let context = context_for(&settings, need, most)?;
     let replayed = args.trace.as_deref().map(|path| Replayed::read(path, &model)).transpose()?;
     let mut limits = Limits::measure(&model, &settings.options)?;
     let sequences = args.clients.iter().copied().max().unwrap_or(1);
@@ -78,7 +77,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         println!(
             "{}",
             json!({
-                "limits": limits.json(), "plan": engine.plan, "depth": args.depth, "series": rows,
+                "limits": limits.json(), "plan": engine.plan, "depth": depth, "series": rows,
                 "first_tokens": first_tokens, "clients": clients,
             })
         );
@@ -111,6 +110,18 @@ fn settings(args: &BenchArgs) -> EngineSettings {
     settings
 }
 
+/// The context for `need` tokens, with a model whose own context is `most` tokens.
+fn context_for(settings: &EngineSettings, need: usize, most: usize) -> Result<ContextSize> {
+    if need > most {
+        bail!("{need} tokens do not fit into the model's context of {most}; lower --depth, --prompt or --tokens");
+    }
+    let context = settings.options.context.or_needed(need, most);
+    if context.at_most(most) < need {
+        bail!("--context {context} has no room for the {need} tokens that are measured; raise it, or leave it out");
+    }
+    Ok(context)
+}
+
 /// What is measured belongs to one number of slots, so that of the start stays.
 fn with_fixed_slots(mut options: Options) -> Options {
     if options.cache.size == CacheSize::Auto {
@@ -132,10 +143,11 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Resu
 
     let drafting = engine.experts.drafting(&engine.drafting());
     let mut session = engine.session();
-    if args.depth > 0 {
+    let depth = args.depths[0];
+    if depth > 0 {
         // Rotary positions that depend on the length of the sequence are those of the whole from the start.
-        session.plan_len(args.depth + args.prompt + args.tokens);
-        session.append_made_up(&random_tokens(args.depth, vocab, &mut rng), repeat)?;
+        session.plan_len(depth + args.prompt + args.tokens);
+        session.append_made_up(&random_tokens(depth, vocab, &mut rng), repeat)?;
     }
     let mut meter = Meter::new(&session);
     let best = sampler.best(&[session.tokens(), &prompt]);
