@@ -10,3 +10,4 @@ mod serve;
 mod store;
 mod support;
 mod tidy;
+mod vision;

@@ -31,9 +31,11 @@ mod hidden_sum;
 mod images;
 mod output_loss;
 mod paths;
+mod picture_text;
 mod sampler;
 mod sequence;
 mod sidecars;
+mod sight;
 mod speculation;
 mod times;
 
@@ -47,6 +49,7 @@ pub use hidden_sum::HiddenSum;
 pub use images::{Images, Picture, TooManyPictures};
 pub use output_loss::{ExactLogits, LossMeter, MEASURE_EVERY, OutputLoss, kl_divergence_from, log_sum_exp};
 pub use paths::{CachedPath, FakeDeviceExperts, Recorder, Routing, StreamingPath, TieredPath};
+pub use picture_text::{PictureTextError, base64_of_picture, picture_of_base64};
 pub use sampler::{Sampler, SamplerError, Sampling};
 pub use sequence::{
     AheadCounts, DRAFT_MAX, MtpState, OwnLayer, PREFILL_TOKENS, SAVED_NOTE_BYTES_MAX, SavedHead, SavedSequenceError,
@@ -56,6 +59,7 @@ pub use sidecars::{
     CostNote, EVICTOR_BYTES_MAX, EVICTOR_FILE, LambdaCost, MeasuredLambda, MeasuredSetting, QualityCalibration,
     SidecarError, evictor_arrays, evictor_from_bytes, lambda_cost_note, text_breaks,
 };
+pub use sight::{ImageMarks, Sight, SightError};
 pub use speculation::{
     Draft, DraftCounts, DraftModel, DraftSource, Drafting, SharedSource, Speculation, SpeculationError, TextSoFar,
 };

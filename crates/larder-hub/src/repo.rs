@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use larder_os::{FolderLock, LOCK_FILE, read_regular_text, write_atomically};
-use larder_store::{Checkpoint, QUANTISATION, Result, SIDECARS, StoreError, StoreErrorKind, is_bare_file_name};
+use larder_store::{
+    Checkpoint, PROCESSORS, QUANTISATION, Result, SIDECARS, StoreError, StoreErrorKind, is_bare_file_name,
+};
 
 use crate::DownloadProgress;
 use crate::background_download::BackgroundDownload;
@@ -77,7 +79,7 @@ impl Repo {
     pub fn checkpoint(&self) -> Result<Checkpoint> {
         let Some(config) = self.listing.get(CONFIG) else { return Err(self.no_checkpoint()) };
         self.small(config)?;
-        for name in SIDECARS.into_iter().chain([QUANTISATION]) {
+        for name in SIDECARS.into_iter().chain(PROCESSORS).chain([QUANTISATION]) {
             self.listing.get(name).map_or(Ok(()), |file| self.small(file))?;
         }
         let names: Vec<&str> = self.listing.names().filter(|name| is_bare_file_name(name)).collect();
@@ -88,7 +90,7 @@ impl Repo {
         let weights = weights.iter().map(|name| self.remote(name).cloned()).collect::<Result<Vec<_>>>()?;
         let (hub, progress) = (self.hub.clone(), self.progress.clone());
         let download = BackgroundDownload::start(hub, &self.folder, &self.base(), weights, progress)?;
-        Checkpoint::incoming(&self.folder, Box::new(download))
+        Checkpoint::incoming(&self.folder, Arc::new(download))
     }
 
     /// Downloads one GGUF file, or all parts of a split one, and returns the path of the first.

@@ -84,6 +84,7 @@ pub use arch::{model_types, mtp_layers};
 pub use compute::{ColumnSquares, ComputeContext, ComputeTime, ExpertInput, InputSquares, RowValues};
 pub use decoder::{
     AheadInput, BegunStep, BestLogits, Decoder, Logits, LogitsRow, TokenLogit, blueprint, refused_keys, rewinds_freely,
+    takes_images,
 };
 pub use device::{
     CHOICE_TOKENS, DeviceAttention, DeviceProduct, DeviceProducts, FEW_TILES, KvPageShape, KvView, MAX_SCORE_BYTES,

@@ -65,8 +65,9 @@ pub mod machine;
 pub mod plan;
 pub mod settings;
 pub mod text_pass;
+mod vision;
 
-pub use engine::{InferenceEngine, OnGpu, require_store};
+pub use engine::{InferenceEngine, OnGpu, blindness, require_store};
 #[cfg(feature = "edge")]
 pub use experts::edge;
 pub use experts::{CapacityChanges, EngineExperts, Slots, make_router, policy_inputs};
@@ -87,7 +88,13 @@ pub use open::{
 pub use options::EdgeOptions;
 pub use options::{
     BatteryOptions, CacheOptions, CacheSize, ComputeOptions, ContextSize, DeviceKind, DeviceOptions, Options,
-    THREADS_MAX, TraceOptions, default_threads,
+    THREADS_MAX, TraceOptions, VisionOptions, VisionUse, default_threads,
 };
 pub use rounding::rounding_error;
 pub use settings::EngineSettings;
+#[cfg(feature = "vision")]
+pub use vision::ModelSight;
+pub use vision::{
+    FoundTower, ImagePrompt, PICTURE_BYTES, PICTURE_PIXELS, PictureFile, PromptWithImages, content_with_images,
+    expand_images, find_tower, kept_tower, pictures_to_show, seeing_models, tokens_of_picture,
+};

@@ -9,6 +9,7 @@
 //! - [`Importance`]: what the inputs of each matrix were, so that conversion rounds where it matters least.
 //! - [`Store`], [`Manifest`]: an open store, and its `larder.json`.
 //! - [`add_drive`], [`SecondFolder`]: the shards of a store on a second drive, as copies or divided.
+//! - [`TowerSource`]: the image tower of a model, which [`add_vision`] adds to a store.
 //! - [`RowTable`]: a matrix of a store whose rows are read one by one.
 //! - [`verify`]: checks every byte of a store.
 //! - [`ExpertSource`]: reads one expert at a time, from a store or a source.
@@ -62,6 +63,7 @@ pub use convert::{ConvertOptions, ConvertReport, convert};
 pub use drives::presence::StorePresence;
 pub use drives::second_folder::{DRIVE_FILE, DRIVES_FILE, Division, SecondFolder, check_second_folder};
 pub use edit::add_drive::{AddedDrive, add_drive};
+pub use edit::add_vision::add_vision;
 pub use edit::config::set_config;
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use expert_source::ExpertSource;
@@ -83,9 +85,11 @@ pub use shard::shard_path;
 pub use source::identity::{identity, samples_of_file};
 pub use source::tensor_slice::AssemblyBuffers;
 pub use source::{
-    Checkpoint, Gguf, IncomingFiles, MtpTensors, QUANTISATION, SIDECARS, Source, SourceFile, SourceOptions,
-    is_bare_file_name, open_source, open_source_with, plain, require_tensor,
+    Checkpoint, Gguf, IncomingFiles, MtpTensors, PROCESSORS, QUANTISATION, SIDECARS, Source, SourceFile, SourceOptions,
+    TowerForm, TowerSource, is_bare_file_name, mmproj_beside, open_mmproj, open_source, open_source_with, plain,
+    require_tensor,
 };
 pub use store::Store;
-pub use store::sidecars::{ADDED_SIDECARS, seal_if_in_store, seal_sidecars};
+pub use store::added::ADDED_SIDECARS;
+pub use store::sidecars::{seal_if_in_store, seal_sidecars};
 pub use verify::{HOT_EXPERTS, VerifiedFolder, VerifyReport, WELCOME, verify};

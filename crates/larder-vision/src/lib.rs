@@ -14,4 +14,6 @@ mod tower;
 pub use decode::{DecodeError, DecodeLimits, PictureFormat, RgbImage, decode};
 pub use error::VisionError;
 pub use processor::{MOST_ASPECT, MOST_PIXELS, Patches, Processor, ProcessorConfig, ResizeFilter, smart_resize};
-pub use tower::{Tower, TowerFile, open_tower, seeing_model_types};
+pub use tower::{
+    Tower, TowerFile, TowerLimits, TowerSizes, describe_processor, describe_tower, open_tower, seeing_model_types,
+};

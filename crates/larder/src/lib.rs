@@ -22,6 +22,7 @@ mod cli;
 mod commands;
 mod config;
 mod doctor;
+mod images;
 #[cfg(feature = "serve")]
 mod launch;
 mod models;

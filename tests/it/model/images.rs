@@ -1,6 +1,7 @@
 //! Prompts with images: logits and text of transformers, and the same bits however a prompt is divided, wherever a
 //! sequence comes from, and whatever is computed beside it.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -374,11 +375,16 @@ fn images_that_do_not_fit_are_refused_in_a_sentence() {
         assert!(sequence.missing_pictures().is_empty());
         sequence.drop_encoded();
         let mut numbers: Vec<u32> = prompt.pictures.iter().map(|picture| picture.number).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        assert_eq!(sequence.missing_pictures(), numbers);
+        let mut known = HashSet::new();
+        numbers.retain(|number| known.insert(*number));
+        assert_eq!((sequence.missing_pictures(), sequence.ready_tokens()), (numbers.clone(), first));
+        sequence.show(&prompt.pictures[..1]);
+        sequence.drop_encoded_of_computed();
+        assert_eq!(sequence.missing_pictures(), numbers[1..]);
+        assert_eq!(sequence.encoded_tokens(), own.grid.tokens());
         sequence.show(&prompt.pictures);
         assert!(sequence.missing_pictures().is_empty());
+        assert_eq!(sequence.ready_tokens(), tokens.len());
     });
 }
 

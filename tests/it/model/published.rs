@@ -139,7 +139,7 @@ fn configs(folder: &Path) -> Vec<PathBuf> {
 fn open(config: &Path) -> Result<([usize; 8], usize, u64), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     std::fs::copy(config, folder.path().join("config.json"))?;
-    let checkpoint = |tensors: Tensors| Checkpoint::incoming(folder.path(), Box::new(tensors));
+    let checkpoint = |tensors: Tensors| Checkpoint::incoming(folder.path(), Arc::new(tensors));
     let tensors = tensors(checkpoint(Tensors::default())?.config())?;
     let source = plain(checkpoint(tensors)?)?;
     let blueprint = blueprint_of(source.as_ref())?;

@@ -66,11 +66,13 @@ pub fn write_glm(path: &Path, config: &Value, tensors: &[NamedTensor]) {
     std::fs::write(path, file(&entries, &renamed(tensors, size("n_routed_experts"), layers))).unwrap();
 }
 
-fn text(text: &str) -> Vec<u8> {
+/// A text as it stands in a file.
+pub fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
-fn entry(key: &str, kind: u32, value: &[u8]) -> Vec<u8> {
+/// An entry of the metadata: a value of the type with this number.
+pub fn entry(key: &str, kind: u32, value: &[u8]) -> Vec<u8> {
     [&text(key)[..], &kind.to_le_bytes(), value].concat()
 }
 
@@ -101,7 +103,8 @@ fn renamed(tensors: &[NamedTensor], experts: u32, layers: u32) -> Vec<NamedTenso
     all
 }
 
-fn file(entries: &[Vec<u8>], tensors: &[NamedTensor]) -> Vec<u8> {
+/// A file with these entries and tensors, which are in f32.
+pub fn file(entries: &[Vec<u8>], tensors: &[NamedTensor]) -> Vec<u8> {
     let (mut infos, mut data) = (Vec::new(), Vec::new());
     for tensor in tensors {
         assert_eq!(tensor.dtype, Dtype::F32);

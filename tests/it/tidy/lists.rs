@@ -17,7 +17,10 @@ pub const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("larder-lab", &["os", "core", "policy", "cache", "model", "engine"]),
     (
         "larder-runtime",
-        &["os", "core", "policy", "kernels", "store", "cache", "hub", "model", "cuda", "text", "engine", "edge"],
+        &[
+            "os", "core", "policy", "kernels", "store", "cache", "hub", "model", "cuda", "text", "engine", "edge",
+            "vision",
+        ],
     ),
     ("larder-c", &["runtime"]),
     ("larder-serve", &["os", "core", "cache", "model", "text", "engine"]),

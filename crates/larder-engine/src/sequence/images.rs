@@ -38,10 +38,19 @@ impl SequenceImages {
         }
     }
 
-    /// Drops what towers made of the pictures.
-    pub fn drop_encoded(&mut self) {
-        self.pictures.iter_mut().for_each(|picture| picture.encoded = None);
-        self.placed.iter_mut().for_each(|image| image.encoded = None);
+    /// Drops what towers made of the pictures of which no image ends behind the first `len` tokens.
+    pub fn drop_encoded(&mut self, len: usize) {
+        let SequenceImages { placed, pictures } = self;
+        let needed: Vec<u32> = placed.iter().filter(|image| image.end() > len).map(|image| image.number).collect();
+        let encoded = pictures.iter_mut().map(|picture| (picture.number, &mut picture.encoded));
+        let encoded = encoded.chain(placed.iter_mut().map(|image| (image.number, &mut image.encoded)));
+        encoded.filter(|(number, _)| !needed.contains(number)).for_each(|(_, encoded)| *encoded = None);
+    }
+
+    /// Tokens of the pictures whose encoded form is at hand.
+    pub fn encoded_tokens(&self) -> usize {
+        let encoded = self.pictures.iter().filter(|picture| picture.encoded.is_some());
+        encoded.fold(0, |all, picture| all.saturating_add(picture.grid.tokens()))
     }
 
     /// Adds the images among the tokens `new`, which follow `before`. After an error nothing has changed.
@@ -102,13 +111,9 @@ impl SequenceImages {
         self.placed.iter().find(|image| image.start < at && at < image.end())
     }
 
-    /// The numbers of the pictures which towers have to encode before tokens from this index on can be computed.
-    pub fn missing_from(&self, index: usize) -> Vec<u32> {
-        let is_missing = |image: &&PlacedImage| image.end() > index && image.encoded.is_none();
-        let mut missing: Vec<u32> = self.placed.iter().filter(is_missing).map(|image| image.number).collect();
-        missing.sort_unstable();
-        missing.dedup();
-        missing
+    /// The images with tokens from this index on whose pictures towers have to encode before these can be computed.
+    pub fn missing_from(&self, index: usize) -> impl Iterator<Item = &PlacedImage> {
+        self.placed.iter().filter(move |image| image.end() > index && image.encoded.is_none())
     }
 
     /// Images of pictures, in order.
@@ -164,7 +169,8 @@ mod tests {
                     images.place(&all[..range.start], &all[range]).unwrap();
                 }
                 assert_eq!(starts(&images), [(2, 3), (6, 3), (11, 9)]);
-                assert_eq!(images.missing_from(10), [9]);
+                let missing = |from| images.missing_from(from).map(|image| image.number).collect::<Vec<_>>();
+                assert_eq!([missing(9), missing(10)], [vec![3, 9], vec![9]]);
                 assert_eq!(
                     [9, 10, 12].map(|at| [images.before_cut(at), images.behind_cut(at)]),
                     [[6, 10], [10, 10], [11, 14]]

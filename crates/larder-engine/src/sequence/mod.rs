@@ -129,16 +129,43 @@ impl Sequence {
         self.images.placed()
     }
 
-    /// The numbers of the pictures which towers have to encode, and which have to be [shown](Self::show), before the
-    /// pending tokens can be computed.
+    /// The pictures of its images, in their order.
+    pub fn pictures(&self) -> impl Iterator<Item = &Picture> {
+        self.images.placed().iter().filter_map(|image| self.images.picture(image))
+    }
+
+    /// The numbers of the pictures which towers have to encode, and which have to be [shown](Self::show), before all
+    /// pending tokens can be computed, in the order in which they are needed.
     pub fn missing_pictures(&self) -> Vec<u32> {
-        self.images.missing_from(self.cache.len)
+        let mut missing = Vec::new();
+        for image in self.images.missing_from(self.cache.len) {
+            if !missing.contains(&image.number) {
+                missing.push(image.number);
+            }
+        }
+        missing
+    }
+
+    /// The pending tokens before those of a missing picture.
+    pub fn ready_tokens(&self) -> usize {
+        let missing = self.images.missing_from(self.cache.len).next();
+        missing.map_or(self.pending(), |image| image.start.saturating_sub(self.cache.len))
+    }
+
+    /// Tokens of the pictures whose encoded form it holds.
+    pub fn encoded_tokens(&self) -> usize {
+        self.images.encoded_tokens()
     }
 
     /// Gives the memory of encoded pictures back. They are needed again if tokens of theirs are to be computed again,
     /// which recurrent states that go back can also call for while a text is written.
     pub fn drop_encoded(&mut self) {
-        self.images.drop_encoded();
+        self.images.drop_encoded(usize::MAX);
+    }
+
+    /// The same of the pictures whose tokens are computed.
+    pub fn drop_encoded_of_computed(&mut self) {
+        self.images.drop_encoded(self.cache.len);
     }
 
     /// Tokens that have been appended and not been computed yet.

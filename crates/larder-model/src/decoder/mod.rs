@@ -88,6 +88,11 @@ pub fn rewinds_freely(config: &Value) -> Result<bool> {
     Ok(build(config, &mut WeightLoader::list())?.1.rewinds_freely())
 }
 
+/// Whether sequences of the model that `config` describes may have images; see [`Decoder::takes_images`].
+pub fn takes_images(config: &Value) -> Result<bool> {
+    Ok(build(config, &mut WeightLoader::list())?.1.image_token.is_some())
+}
+
 /// Memory per sequence. With an encoder a token is either in the prompt, which each layer attends to, or behind it.
 fn sequence_memory(stack: &Stack) -> SequenceMemory {
     let cross = stack.encoder.iter().flat_map(|encoder| &encoder.cross).map(|cross| cross.attention.memory_need());

@@ -4,6 +4,7 @@ mod draft;
 mod on_cpu;
 mod on_gpu;
 mod parts;
+mod sight;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +13,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use larder_cache::{CacheScope, pass_through_slots};
 use larder_core::Gate;
-use larder_engine::{ContextLimit, Drafting, LossMeter, Recorder, Sequence, Session, SharedSource, Speculation};
+use larder_engine::{
+    ContextLimit, Drafting, Images, LossMeter, Recorder, Sequence, Session, SharedSource, Speculation,
+};
 use larder_model::{AllResident, ComputeContext, Decoder};
 use larder_os::lock::{self, SlotAddresses};
 use larder_os::nodes;
@@ -23,6 +26,7 @@ use serde_json::Value;
 use self::on_cpu::{StreamingParts, cache_shape, streaming_parts};
 use self::parts::EngineParts;
 pub use self::parts::{OnGpu, require_store};
+pub use self::sight::blindness;
 use crate::experts::{EngineExperts, EnginePath, HotSetFile, policy_inputs, slot_sizes};
 use crate::inputs::{self, expert_sizes, plan_inputs, tell_context};
 use crate::machine::budget::{MemoryBudget, MemoryUse, PlannedMemory};
@@ -54,6 +58,8 @@ pub struct InferenceEngine {
     draft: Option<SharedSource>,
     /// Slots in main memory that read from a store, by the memory plan; `None` if there are none or others as well.
     planned_slots: Option<(usize, CacheScope)>,
+    /// The pictures that sequences of this engine may have.
+    images: Images,
     compute: Arc<ComputeContext>,
     options: Options,
     meter: LossMeter,
@@ -80,6 +86,7 @@ impl InferenceEngine {
         let gpu = gpu::open(&options.device)?;
         tell_context(model, options);
         let planned = plan_inputs(model, options)?;
+        let kept_images = planned.vision.map_or(0, |vision| usize::try_from(vision.kept_bytes).unwrap_or(usize::MAX));
         let parts = match gpu {
             Some(gpu) => on_gpu::assemble(model, options, planned, &policy_inputs, gpu)?,
             None => on_cpu::assemble(model, options, &planned, &policy_inputs)?,
@@ -97,9 +104,15 @@ impl InferenceEngine {
             gpu,
             runs_ahead,
         } = parts;
-        [MemoryUse::KvCache, MemoryUse::Workspaces, MemoryUse::ResidentWeights, MemoryUse::DraftModel]
-            .into_iter()
-            .try_for_each(|part| memory.take(part))?;
+        [
+            MemoryUse::KvCache,
+            MemoryUse::Workspaces,
+            MemoryUse::ResidentWeights,
+            MemoryUse::DraftModel,
+            MemoryUse::Images,
+        ]
+        .into_iter()
+        .try_for_each(|part| memory.take(part))?;
         let start = Instant::now();
         let decoder = model.decoder(&compute)?;
         if runs_ahead {
@@ -144,6 +157,7 @@ impl InferenceEngine {
             load_time,
             draft,
             planned_slots,
+            images: Images::new(kept_images),
             compute,
             options: options.clone(),
             meter,
@@ -157,6 +171,11 @@ impl InferenceEngine {
     /// The memory ceiling that the plan printed, and what is taken of it.
     pub fn memory(&self) -> &MemoryBudget {
         self.memory.budget()
+    }
+
+    /// The numbers of pictures, and what the tower made of recent ones.
+    pub fn images(&self) -> &Images {
+        &self.images
     }
 
     /// How tokens are to be drafted, by the options.

@@ -10,7 +10,7 @@ use larder_policy::eviction::PolicyNeeds;
 use super::model::{AvailableMemory, beside_draft};
 use crate::notices::{Notice, Setting};
 use crate::open::{OpenModel, model_name};
-use crate::options::{CacheOptions, ContextSize, Options};
+use crate::options::{CacheOptions, ContextSize, Options, VisionOptions};
 use crate::plan::{DraftMemory, MemoryPlan, PlanInputs};
 
 /// Tokens of a text that a draft model computes in one step, when it begins behind a prompt.
@@ -154,6 +154,7 @@ pub(crate) fn draft_inputs<'d>(draft: &'d OpenModel, options: &Options, context:
         cache: CacheOptions::default(),
         speculation: Speculation::Off,
         draft: None,
+        vision: VisionOptions::default(),
         ..options.clone()
     };
     // The process is that of the other plan.

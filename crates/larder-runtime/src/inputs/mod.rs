@@ -3,6 +3,7 @@
 mod draft;
 mod model;
 mod tiers;
+mod vision;
 
 use anyhow::Result;
 

@@ -6,6 +6,7 @@ use larder_engine::{DRAFT_MAX, Speculation};
 use larder_model::{KvFormat, rewinds_freely};
 use larder_os::memory;
 
+use super::vision;
 use crate::open::OpenModel;
 use crate::options::Options;
 use crate::plan::{DraftMemory, ExpertSizes, LEAST_TOKENS, PlanInputs, prefill_tokens, with_context};
@@ -59,6 +60,7 @@ fn inputs_of_any_context<'a>(model: &'a OpenModel, options: &Options, now: Avail
         whole_contexts: options.whole_contexts,
         drafts: if options.speculation == Speculation::Off { 0 } else { DRAFT_MAX },
         draft: None,
+        vision: vision::memory(model, options)?,
         kv_limit_bytes: options.kv_limit_bytes,
         kv_format: kv_format_of(model, options)?,
         kv_checkpoints: CheckpointPolicy { pins: options.pins, ..CheckpointPolicy::default() },

@@ -28,6 +28,8 @@ pub enum MemoryUse {
     Experts,
     /// A draft model with all that it needs.
     DraftModel,
+    /// The image tower and what it makes of pictures.
+    Images,
 }
 
 impl fmt::Display for MemoryUse {
@@ -39,6 +41,7 @@ impl fmt::Display for MemoryUse {
             MemoryUse::Workspaces => "activations",
             MemoryUse::Experts => "experts",
             MemoryUse::DraftModel => "the draft model",
+            MemoryUse::Images => "images",
         })
     }
 }

@@ -6,15 +6,19 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::model::Model;
-use crate::model::generation::{GeneratedText, PromptTokens};
+use crate::model::chat_images::{SeenMessages, without_pictures};
+use crate::model::generation::GeneratedText;
 use crate::model::options::GenerateOptions;
 use crate::model::piece::{PieceListener, TextPiece};
+use crate::model::prompt::PromptTokens;
+use crate::vision::ImagePrompt;
 
 /// The messages of a chat, with what its template may read besides.
 #[derive(Clone, Default, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ChatMessages {
-    /// Each an object with `role` and `content`.
+    /// Each an object with `role` and `content`. A content may be a list of parts: texts, and images, as `image_url`
+    /// with a `data:` URL or as `image` with a picture of [`GenerateOptions::images`].
     pub messages: Vec<Value>,
     /// Tools that the model may call, in OpenAI's form.
     pub tools: Vec<Value>,
@@ -43,25 +47,35 @@ impl Model {
         options: &GenerateOptions,
         listener: &mut dyn PieceListener,
     ) -> Result<GeneratedText> {
-        let text = self.chat_prompt(chat)?;
-        let tokens = self.text.tokenizer.encode_for(self.context, &text, false)?;
-        self.check_prompt(&tokens)?;
+        let SeenMessages { messages, files } = SeenMessages::of(&chat.messages, &options.images)?;
+        if !files.is_empty() {
+            let marks = self.eyes()?.marks();
+            ImagePrompt::check_text(&serde_json::to_string(&messages)?, marks, &self.text.tokenizer)?;
+        }
+        let text = self.rendered(&messages, chat)?;
+        let marked = self.text.tokenizer.encode_for(self.context, &text, false)?;
+        let prompt = self.prompt(marked, &files)?;
         let schemas = chat.tools.iter().map(schema).collect::<Result<Vec<_>>>()?;
         if options.trace || options.trace_logits {
             // The trace shall have all tokens.
             self.chat = None;
         }
         let (parser, shown) = (self.chat_format.parser(&text, schemas), self.chat_format.shown_tokens().to_vec());
-        self.answer(PromptTokens { tokens: &tokens, parser: Some(parser), shown }, options, listener)
+        self.answer(PromptTokens { parser: Some(parser), shown, ..prompt }, options, listener)
     }
 
-    /// The text that the model's template makes of a chat.
+    /// The text that the model's template makes of a chat, in which marks stand for images.
     pub fn chat_prompt(&self, chat: &ChatMessages) -> Result<String> {
+        self.rendered(&without_pictures(chat.messages.clone()), chat)
+    }
+
+    /// The text of messages as templates have them, with what a chat has beside its own.
+    fn rendered(&self, messages: &[Value], chat: &ChatMessages) -> Result<String> {
         let Some(template) = &self.text.template else {
             bail!("the model has no chat template; generate from a prompt")
         };
         let tools = (!chat.tools.is_empty()).then_some(&*chat.tools);
-        let (messages, tools) = self.chat_format.for_template(&chat.messages, tools);
+        let (messages, tools) = self.chat_format.for_template(messages, tools);
         let input = ChatInput { tools, extra: &chat.template_variables, ..ChatInput::new(&messages) };
         Ok(template.render(&input)?)
     }

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use larder_core::Trace;
-use larder_engine::{FinishReason, Generated, Listener, Request, Sampler, Sampling, StepStats, generate};
+use larder_engine::{FinishReason, Generated, Listener, Request, Sampler, Sampling, Sequence, StepStats, generate};
 use larder_text::{Grammar, GrammarCompiler, OutputParser, OutputPart, StopMatcher};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -12,6 +12,7 @@ use crate::model::Model;
 use crate::model::answer::AnswerMessage;
 use crate::model::options::GenerateOptions;
 use crate::model::piece::{PieceKind, PieceListener, TextPiece};
+use crate::model::prompt::PromptTokens;
 use crate::model::stats::SharedStats;
 
 /// What a prompt was answered.
@@ -41,15 +42,6 @@ pub struct GeneratedText {
     pub trace: Option<Trace>,
 }
 
-/// What a generation begins with.
-pub(crate) struct PromptTokens<'a> {
-    pub tokens: &'a [u32],
-    /// Separates the parts of a chat's answer.
-    pub parser: Option<Box<dyn OutputParser>>,
-    /// Special tokens that the parser has to see.
-    pub shown: Vec<u32>,
-}
-
 impl Model {
     /// Generates what follows a prompt, with the sampling that the model's files recommend.
     pub fn generate(&mut self, prompt: &str) -> Result<GeneratedText> {
@@ -64,8 +56,8 @@ impl Model {
         options: &GenerateOptions,
         listener: &mut dyn PieceListener,
     ) -> Result<GeneratedText> {
-        let tokens = self.text.tokenizer.encode_for(self.context, prompt, true)?;
-        self.generate_from(&tokens, options, listener)
+        let marked = self.marked(prompt, options.images.len())?;
+        self.generate_marked(marked, options, listener)
     }
 
     /// As [`generate_with`](Self::generate_with), with the tokens of a prompt.
@@ -75,9 +67,19 @@ impl Model {
         options: &GenerateOptions,
         listener: &mut dyn PieceListener,
     ) -> Result<GeneratedText> {
-        self.check_prompt(tokens)?;
+        self.check_marks(tokens, options.images.len())?;
+        self.generate_marked(tokens.to_vec(), options, listener)
+    }
+
+    fn generate_marked(
+        &mut self,
+        marked: Vec<u32>,
+        options: &GenerateOptions,
+        listener: &mut dyn PieceListener,
+    ) -> Result<GeneratedText> {
+        let prompt = self.prompt(marked, &options.images)?;
         self.chat = None;
-        self.answer(PromptTokens { tokens, parser: None, shown: vec![] }, options, listener)
+        self.answer(prompt, options, listener)
     }
 
     /// Answers a prompt, with a recorder if a trace is asked for.
@@ -103,7 +105,7 @@ impl Model {
         options: &GenerateOptions,
         listener: &mut dyn PieceListener,
     ) -> Result<GeneratedText> {
-        let PromptTokens { tokens, parser, shown } = prompt;
+        let PromptTokens { tokens, images, parser, shown } = prompt;
         let config = options.over(&self.generation);
         let sampling = Sampling::from(&config);
         sampling.checked()?;
@@ -113,11 +115,12 @@ impl Model {
         let grammar = self.grammar(options, &config.eos)?;
         let (drafting, max_tokens) = (self.engine.experts.drafting(&self.engine.drafting()), options.max_tokens);
         let is_chat = parser.is_some();
-        let mut session = match self.chat.take().filter(|sequence| sequence.common_prefix(tokens) > 0) {
+        let mut session = match self.chat.take().filter(|sequence| sequence.common_prefix(&tokens) > 0) {
             Some(sequence) => self.engine.resume(sequence),
             None => self.engine.session(),
         };
-        let reused = session.rewind(session.common_prefix(tokens));
+        let reused = session.rewind(session.common_prefix(&tokens));
+        session.show(&images.to_show(self.sight.as_deref(), &tokens[reused..])?);
         let prompt = &tokens[session.tokens().len()..];
         let request = Request { prompt, sampler, grammar, shown: &shown, eos, stop, max_tokens, drafting };
         let message = AnswerMessage::default();
@@ -125,7 +128,7 @@ impl Model {
         let generated = generate(&mut session, &self.text.tokenizer, request, &mut pieces)?;
         pieces.finish();
         let message = pieces.message;
-        self.chat = is_chat.then(|| session.into_sequence());
+        self.chat = is_chat.then(|| without_encoded(session.into_sequence()));
         Ok(answer_of(generated, message, tokens.len(), is_chat.then_some(reused)))
     }
 
@@ -135,6 +138,12 @@ impl Model {
         let grammar = compiler.and_then(|compiler| compiler.compile(&format));
         grammar.map(Some).context("the text's format cannot be used")
     }
+}
+
+/// The sequence, which gives the memory of encoded pictures back.
+fn without_encoded(mut sequence: Sequence) -> Sequence {
+    sequence.drop_encoded();
+    sequence
 }
 
 fn answer_of(

@@ -3,11 +3,13 @@
 
 mod answer;
 mod chat;
+mod chat_images;
 mod evaluate;
 mod generation;
 mod guarded;
 mod options;
 mod piece;
+mod prompt;
 mod stats;
 mod text_format;
 
@@ -15,12 +17,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use larder_engine::Sequence;
+use larder_engine::{Sequence, Sight};
 use larder_text::{ChatFormat, GenerationConfig};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::{InferenceEngine, Notices, OpenModel, TextCodec};
+use crate::{InferenceEngine, Notices, OpenModel, TextCodec, VisionUse};
 
 pub use chat::ChatMessages;
 pub use generation::GeneratedText;
@@ -38,7 +40,7 @@ const NOTICES_MAX: usize = 64;
 /// A model with its engine, its tokenizer and what its files say about generating.
 ///
 /// ```
-/// use larder_runtime::{GenerateOptions, Model, TextPiece};
+/// use larder_runtime::{GenerateOptions, Model, PictureFile, TextPiece};
 /// # let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
 /// let mut model = Model::load(path)?;
 /// println!("{}", model.generate("The old man looked at the door, and")?.text);
@@ -53,6 +55,12 @@ const NOTICES_MAX: usize = 64;
 /// let answer = model.generate_with("The old man looked at the door, and", &options, &mut show)?;
 /// assert_eq!(shown, answer.text);
 ///
+/// // Pictures stand before the text; this model sees none, and says so in a sentence.
+/// let photo = PictureFile::from(b"a file".to_vec());
+/// let options = GenerateOptions { images: vec![photo], ..Default::default() };
+/// let refused = model.generate_with("What is this?", &options, &mut |_: TextPiece| true).unwrap_err();
+/// assert!(refused.to_string().starts_with("this model takes no images"));
+///
 /// // A chat, with the model's template.
 /// println!("{}", model.ask("How far is it to the sea?")?.text);
 /// # Ok::<(), anyhow::Error>(())
@@ -66,6 +74,9 @@ pub struct Model {
     pub(crate) stats: SharedStats,
     /// The tokens of the last chat with their KV cache.
     pub(crate) chat: Option<Sequence>,
+    /// What sees the pictures of prompts, and when it is loaded; `None` if nothing does.
+    pub(crate) sight: Option<Arc<dyn Sight>>,
+    pub(crate) vision: VisionUse,
     notices: Arc<Mutex<Vec<String>>>,
     /// The slots read from it.
     pub(crate) model: OpenModel,
@@ -90,7 +101,8 @@ impl Model {
         let template = text.template.as_ref();
         let chat_format = template.map_or_else(ChatFormat::plain, |t| ChatFormat::of_template(t, &text.tokenizer));
         let stats = SharedStats::new(&engine);
-        Ok(Model { engine, text, chat_format, generation, context, stats, chat: None, notices, model })
+        let (sight, vision) = (engine.sight(&model, &text.tokenizer)?, options.vision.tower);
+        Ok(Model { engine, text, chat_format, generation, context, stats, chat: None, sight, vision, notices, model })
     }
 
     /// Counts since the model was loaded.
@@ -135,6 +147,7 @@ impl Model {
             "context": self.context,
             "model-context": blueprint.context,
             "chat-template": self.text.template.is_some(),
+            "sees": self.sight.is_some(),
             "plan": self.engine.plan,
             "notices": *self.notices.lock(),
         })
@@ -142,10 +155,16 @@ impl Model {
 
     /// Refuses tokens that are no prompt for this model.
     pub(crate) fn check_prompt(&self, tokens: &[u32]) -> Result<()> {
-        if tokens.is_empty() || tokens.len() >= self.context {
-            bail!("the prompt has {} tokens; it must have from 1 to {}", tokens.len(), self.context - 1);
-        }
+        self.check_prompt_len(tokens.len())?;
         self.check_tokens(tokens)
+    }
+
+    /// Refuses a prompt of no tokens, or of too many.
+    pub(crate) fn check_prompt_len(&self, len: usize) -> Result<()> {
+        if len == 0 || len >= self.context {
+            bail!("the prompt has {len} tokens; it must have from 1 to {}", self.context - 1);
+        }
+        Ok(())
     }
 
     /// Refuses no tokens, too many, and tokens that the model does not have.

@@ -44,6 +44,12 @@ pub enum Setting {
     Edge,
     /// The contrary of `ModelOptions::store_for_gguf`.
     NoStore,
+    /// `VisionOptions::tower`.
+    Vision,
+    /// `VisionOptions::image_tokens`.
+    ImageTokens,
+    /// `ModelOptions::mmproj`.
+    Mmproj,
     /// `ModelOptions::ignored_keys`.
     IgnoreConfig,
     /// `ModelOptions::models_folder`, which the command takes from the environment.
@@ -73,6 +79,9 @@ impl Setting {
             Setting::FlashAttn => "-o flash-attn",
             Setting::Edge => "--edge",
             Setting::NoStore => "-o no-store",
+            Setting::Vision => "--vision",
+            Setting::ImageTokens => "-o image-tokens",
+            Setting::Mmproj => "--mmproj",
             Setting::IgnoreConfig => "--ignore-config",
             Setting::ModelsFolder => "LARDER_MODELS or HOME",
         }

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use larder_core::{Blueprint, ExpertLayout, NumberFormat, TensorSpec};
-use larder_model::{AllResident, ComputeContext, Decoder, row_cache_bytes};
+use larder_engine::ImageMarks;
+use larder_model::{AllResident, ComputeContext, Decoder, row_cache_bytes, takes_images};
 use larder_store::reader::Slot;
 use larder_store::{
     Assembler, CONVERSION_STATE, ExpertSource, MANIFEST_FILE, Source, Store, StoreError, StoreErrorKind, WELCOME,
-    check_resident, open_source_with, read_small,
+    check_resident, mmproj_beside, open_source_with, read_small,
 };
 use larder_text::{ChatTemplate, GenerationConfig, Tokenizer, Welcome};
 
@@ -17,6 +18,7 @@ use super::options::ModelOptions;
 use super::sources::{TextCodec, blueprint_of, check_ignored, display, generation_of, text_codec_of, tokenizer_config};
 use super::{models, mtp, preload};
 use crate::notices::{Notice, Notices, PreloadRates};
+use crate::vision::{FoundTower, UNKNOWN_TOWER, find_tower, image_marks};
 
 /// The embedding matrix, of which a token reads one row.
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -49,6 +51,10 @@ pub struct OpenModel {
     notices: Notices,
     /// The user's cache folder.
     cache_folder: Option<PathBuf>,
+    /// The file with the image tower, if one was named.
+    mmproj: Option<PathBuf>,
+    /// The file with an image tower beside the GGUF file that a store was made of.
+    beside: Option<PathBuf>,
     /// Architecture and sizes, from the config.
     pub blueprint: Blueprint,
 }
@@ -67,6 +73,7 @@ impl OpenModel {
     /// by its name on the hub.
     pub fn open(path: &Path, options: &ModelOptions) -> Result<Self> {
         let ModelOptions { models_folder, store_for_gguf, notices, .. } = options;
+        let beside = if *store_for_gguf && models::is_gguf(path) { mmproj_beside(path) } else { None };
         let path = match models::hub_name(path) {
             Some(name) => models::fetch_if_missing(&name, models_folder.as_deref(), &options.source(), notices)?,
             None if !path.exists() => return Err(missing(path)),
@@ -74,7 +81,8 @@ impl OpenModel {
             None => path.to_owned(),
         };
         let model = Self::open_path(&path, options)?;
-        Ok(OpenModel { cache_folder: options.cache_folder.clone(), ..model })
+        let (cache_folder, mmproj) = (options.cache_folder.clone(), options.mmproj.clone());
+        Ok(OpenModel { cache_folder, mmproj, beside, ..model })
     }
 
     fn open_path(path: &Path, options: &ModelOptions) -> Result<Self> {
@@ -94,13 +102,17 @@ impl OpenModel {
             ModelForm::Store(store) => store.check(&blueprint)?,
             ModelForm::Source(source) => check_resident(source.as_ref(), &blueprint)?,
         }
+        if source.tower().is_ok_and(|tower| tower.is_some()) && matches!(find_tower(source, None, &blueprint), Ok(None))
+        {
+            notices.send(Notice::Model(UNKNOWN_TOWER.to_owned()));
+        }
         source.notes().into_iter().for_each(|note| notices.send(Notice::Model(note)));
         if let ModelForm::Store(store) = &form {
             store.drive_notes().into_iter().for_each(|note| notices.send(Notice::Drive(note)));
             let notices = notices.clone();
             store.drive_log().send_to(move |note| notices.send(Notice::Drive(note.to_owned())));
         }
-        Ok(OpenModel { form, notices, cache_folder: None, blueprint })
+        Ok(OpenModel { form, notices, cache_folder: None, mmproj: None, beside: None, blueprint })
     }
 
     /// The same model, whose engines send no notices.
@@ -116,6 +128,26 @@ impl OpenModel {
     /// The user's cache folder, if it may be used.
     pub(crate) fn cache_folder(&self) -> Option<&Path> {
         self.cache_folder.as_deref()
+    }
+
+    /// The tokens that stand for images in texts of this model; `None` if there are none.
+    pub fn image_marks(&self, tokenizer: &Tokenizer) -> Option<ImageMarks> {
+        image_marks(self.source().config(), tokenizer)
+    }
+
+    /// The image tower; `None` if the model has none that can encode.
+    pub fn tower(&self) -> Result<Option<FoundTower>> {
+        let found = find_tower(self.source(), self.mmproj.as_deref(), &self.blueprint)?;
+        let beside = self.beside.as_deref().filter(|_| found.is_none());
+        match beside.filter(|_| takes_images(self.source().config()).unwrap_or(false)) {
+            Some(beside) => find_tower(self.source(), Some(beside), &self.blueprint),
+            None => Ok(found),
+        }
+    }
+
+    /// Whether a file with the image tower was named.
+    pub(crate) fn names_tower(&self) -> bool {
+        self.mmproj.is_some()
     }
 
     /// The model's tensors and sidecars.

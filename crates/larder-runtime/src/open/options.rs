@@ -18,6 +18,8 @@ pub struct ModelOptions {
     pub store_for_gguf: bool,
     /// Whether the model is used with its layer for multi-token prediction.
     pub mtp: MtpUse,
+    /// A file with the image tower, in place of the model's own or of that beside a GGUF file.
+    pub mmproj: Option<PathBuf>,
     /// Keys of the config that count as absent, although they are refused because they might change the result.
     pub ignored_keys: Vec<String>,
     /// Receives the notices of opening, starting and running this model.

@@ -5,7 +5,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use larder_core::{Blueprint, printable};
 use larder_store::Source;
-use larder_text::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig};
+use larder_text::{ChatInput, ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig};
+use serde_json::{Value, json};
 
 use crate::notices::Setting;
 
@@ -15,6 +16,17 @@ pub struct TextCodec {
     pub tokenizer: Tokenizer,
     /// Turns messages into a prompt, if the model has a template.
     pub template: Option<ChatTemplate>,
+}
+
+impl TextCodec {
+    /// The tokens of a chat in which a system says something, if it does, and then a user; `None` without a template.
+    pub fn encode_turn(&self, context: usize, system: Option<&str>, content: Value) -> Result<Option<Vec<u32>>> {
+        let Some(template) = &self.template else { return Ok(None) };
+        let system = system.map(|text| json!({"role": "system", "content": text}));
+        let messages: Vec<Value> = system.into_iter().chain([json!({"role": "user", "content": content})]).collect();
+        let text = template.render(&ChatInput::new(&messages))?;
+        Ok(Some(self.tokenizer.encode_for(context, &text, false)?))
+    }
 }
 
 /// The tokenizer and the chat template of a source; `None` without a tokenizer.

@@ -1,6 +1,7 @@
 //! Options of an engine: how it runs a model.
 
 mod context_size;
+mod vision;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use larder_store::CheckReads;
 use larder_store::reader::ReaderSpec;
 
 pub use context_size::ContextSize;
+pub use vision::{VisionOptions, VisionUse};
 
 use crate::open::OpenModel;
 
@@ -55,6 +57,8 @@ pub struct Options {
     pub speculation: Speculation,
     /// A smaller model with the same vocabulary, which drafts tokens. The memory plan has all that it needs.
     pub draft: Option<Arc<OpenModel>>,
+    /// Images in prompts.
+    pub vision: VisionOptions,
     /// Where the routing is recorded, if it is.
     pub trace: Option<TraceOptions>,
     /// Threads, precision and memory of the CPU.
@@ -84,6 +88,7 @@ impl Default for Options {
             measure_every: MEASURE_EVERY,
             speculation: Speculation::Off,
             draft: None,
+            vision: VisionOptions::default(),
             trace: None,
             compute: ComputeOptions::default(),
             device: DeviceOptions::default(),

@@ -22,6 +22,7 @@ mod prefill;
 mod reserve;
 pub mod tier_speed;
 pub mod tiers;
+mod vision;
 
 pub(crate) use context::{with_context, with_context_on_gpu};
 pub use decide::decide;
@@ -31,6 +32,7 @@ pub(crate) use elastic::ElasticPlan;
 pub use expert_sizes::ExpertSizes;
 pub(crate) use prefill::{LEAST_TOKENS, prefill_tokens};
 pub use reserve::reserve_bytes;
+pub use vision::VisionMemory;
 
 /// Staging buffers through which weights are copied to a GPU.
 const UPLOAD_BUFFER_BYTES: u64 = 8 << 20;
@@ -58,6 +60,8 @@ pub struct PlanInputs<'a> {
     pub drafts: usize,
     /// The model that drafts them, if there is one.
     pub draft: Option<DraftMemory>,
+    /// Memory of images, if the model sees.
+    pub vision: Option<VisionMemory>,
     /// The most bytes of KV cache of all sequences; `None` for as many as all contexts need.
     pub kv_limit_bytes: Option<u64>,
     /// Number format of the KV cache.
@@ -176,6 +180,11 @@ impl PlanInputs<'_> {
         self.draft.as_ref().map_or(0, |draft| draft.bytes)
     }
 
+    /// Bytes of the image tower and of what it takes.
+    fn vision_bytes(&self) -> u64 {
+        self.vision.as_ref().map_or(0, VisionMemory::bytes)
+    }
+
     /// Bytes of the process without its model.
     fn process_ceiling(&self) -> u64 {
         let tokenising = self.tokenising_bytes_per_token.saturating_mul(self.context as u64);
@@ -199,6 +208,7 @@ impl PlanInputs<'_> {
             self.scratch_bytes(),
             self.gpu_buffer_bytes(),
             self.draft_bytes(),
+            self.vision_bytes(),
             slots,
         ]
         .into_iter()
@@ -214,6 +224,7 @@ impl PlanInputs<'_> {
             (MemoryUse::KvCache, self.host_kv_bytes()),
             (MemoryUse::Workspaces, self.scratch_bytes() + self.gpu_buffer_bytes()),
             (MemoryUse::DraftModel, self.draft_bytes()),
+            (MemoryUse::Images, self.vision_bytes()),
             (MemoryUse::Experts, experts),
         ]
     }
@@ -293,8 +304,10 @@ impl PlanInputs<'_> {
         };
         let draft = self.draft.as_ref().map(|draft| format!("{} for the draft model, ", format_bytes(draft.bytes)));
         let draft = draft.unwrap_or_default();
+        let vision = self.vision.as_ref().map(|vision| format!("{} for images, ", format_bytes(vision.bytes())));
+        let vision = vision.unwrap_or_default();
         format!(
-            "{} of resident weights,{context} {draft}{} for the process and activations and {} of reserve",
+            "{} of resident weights,{context} {draft}{vision}{} for the process and activations and {} of reserve",
             format_bytes(self.resident_bytes),
             format_bytes(self.scratch_bytes() + self.process_ceiling()),
             format_bytes(self.reserve_bytes())
@@ -332,13 +345,14 @@ impl MemoryPlan {
             MemoryPlan::Elastic(plan) => plan.describe(inputs),
         };
         let mut text = format!(
-            "plan: {}{} = {} resident weights + {} KV cache ({}) + {}{} process and activations + {} {held}",
+            "plan: {}{} = {} resident weights + {} KV cache ({}) + {}{}{} process and activations + {} {held}",
             if matches!(self, MemoryPlan::Elastic(_)) { "at most " } else { "" },
             format_bytes(self.total_bytes(inputs)),
             format_bytes(inputs.resident_bytes),
             format_bytes(inputs.kv_bytes()),
             inputs.context_text(),
             DraftMemory::text(inputs.draft.as_ref()),
+            VisionMemory::text(inputs.vision.as_ref()),
             format_bytes(inputs.process_and_workspace_bytes(self.expert_bytes(inputs))),
             format_bytes(self.expert_bytes(inputs)),
         );
@@ -382,6 +396,7 @@ impl MemoryPlan {
             "context_bytes": inputs.kv_bytes(),
             "scratch_bytes": inputs.process_and_workspace_bytes(self.expert_bytes(inputs)),
             "draft": DraftMemory::json(inputs.draft.as_ref()),
+            "images": VisionMemory::json(inputs.vision.as_ref()),
             "prefill_tokens": inputs.prefill_tokens,
             "expert_bytes": inputs.expert_sizes.largest(),
             "expert_classes": inputs.expert_sizes.classes().iter().map(|(bytes, layers)| json!({ "bytes": bytes, "layers": layers })).collect::<Vec<_>>(),

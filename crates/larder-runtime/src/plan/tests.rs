@@ -49,6 +49,7 @@ pub fn inputs(blueprint: &Blueprint, available: Option<u64>) -> PlanInputs<'_> {
         whole_contexts: 1,
         drafts: 0,
         draft: None,
+        vision: None,
         kv_limit_bytes: None,
         prefill_tokens: 1,
         threads: 1,

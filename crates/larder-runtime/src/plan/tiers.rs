@@ -6,7 +6,7 @@ use larder_core::{Blueprint, format_bytes, size_down};
 use larder_model::{CHOICE_TOKENS, device_attention_bytes};
 use serde_json::{Value, json};
 
-use super::{DraftMemory, PlanInputs, check_fits, prefill_text, requested_slots, slots_text};
+use super::{DraftMemory, PlanInputs, VisionMemory, check_fits, prefill_text, requested_slots, slots_text};
 use crate::machine::budget::MemoryUse;
 use crate::notices::Setting;
 use crate::options::Options;
@@ -248,10 +248,11 @@ impl TierPlan {
             bytes => format!("{} KV cache + ", format_bytes(bytes)),
         };
         text += &format!(
-            "      {} of memory = {} resident weights + {kv}{}{} activations and staging buffers + {} for {} {} in transit + {kept}",
+            "      {} of memory = {} resident weights + {kv}{}{}{} activations and staging buffers + {} for {} {} in transit + {kept}",
             format_bytes(self.host_bytes(inputs)),
             format_bytes(inputs.resident_bytes),
             DraftMemory::text(inputs.draft.as_ref()),
+            VisionMemory::text(inputs.vision.as_ref()),
             format_bytes(inputs.process_and_workspace_bytes(self.host_expert_bytes(inputs))),
             format_bytes(self.pass_through as u64 * inputs.expert_sizes.largest()),
             self.pass_through,
@@ -276,6 +277,7 @@ impl TierPlan {
             "context_bytes": inputs.host_kv_bytes(),
             "scratch_bytes": inputs.process_and_workspace_bytes(self.host_expert_bytes(inputs)),
             "draft": DraftMemory::json(inputs.draft.as_ref()),
+            "images": VisionMemory::json(inputs.vision.as_ref()),
             "prefill_tokens": inputs.prefill_tokens,
             "expert_bytes": inputs.expert_sizes.largest(),
             "slots": self.host_slots,

@@ -12,7 +12,7 @@ use larder_os::power::POWER_SUPPLIES;
 use larder_policy::eviction::PolicyNeeds;
 
 use crate::open::MtpUse;
-use crate::options::{BatteryOptions, CacheOptions, ComputeOptions, ContextSize, Options};
+use crate::options::{BatteryOptions, CacheOptions, ComputeOptions, ContextSize, Options, VisionOptions, VisionUse};
 
 pub use renamed::{RENAMED, RenamedSetting, renamed};
 pub use table::SETTINGS;
@@ -50,11 +50,13 @@ pub enum SettingPart {
     Device,
     /// Other machines.
     Edge,
+    /// Images.
+    Vision,
 }
 
 impl SettingPart {
     /// All parts in the order of the documentation, each with its title.
-    pub const ALL: [(SettingPart, &'static str); 13] = [
+    pub const ALL: [(SettingPart, &'static str); 14] = [
         (SettingPart::Context, "Context"),
         (SettingPart::CacheSize, "Cache size"),
         (SettingPart::Cache, "Expert cache"),
@@ -68,6 +70,7 @@ impl SettingPart {
         (SettingPart::Battery, "Battery"),
         (SettingPart::Device, "Device"),
         (SettingPart::Edge, "Edge"),
+        (SettingPart::Vision, "Images"),
     ];
 
     /// The part in a set of parts.
@@ -147,6 +150,8 @@ pub struct EngineSettings {
     pub draft: Option<PathBuf>,
     /// Whether a store is made beside a GGUF file.
     pub store_for_gguf: bool,
+    /// The file with the image tower.
+    pub mmproj: Option<PathBuf>,
     battery_threads: Option<usize>,
     power_supplies: PathBuf,
     #[cfg(feature = "edge")]
@@ -171,10 +176,13 @@ impl EngineSettings {
         let takes = |part: SettingPart| part.bit() & parts != 0;
         let speculation = if takes(SettingPart::Speculation) { Speculation::Auto } else { Speculation::Off };
         let cache = CacheOptions { hot_set: takes(SettingPart::HotSet), ..CacheOptions::default() };
+        let tower = if takes(SettingPart::Vision) { VisionUse::OnDemand } else { VisionUse::Off };
+        let vision = VisionOptions { tower, ..VisionOptions::default() };
         EngineSettings {
-            options: Options { speculation, cache, ..Options::default() },
+            options: Options { speculation, cache, vision, ..Options::default() },
             draft: None,
             store_for_gguf: true,
+            mmproj: None,
             battery_threads: None,
             power_supplies: POWER_SUPPLIES.into(),
             #[cfg(feature = "edge")]

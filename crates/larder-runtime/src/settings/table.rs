@@ -5,11 +5,12 @@ use larder_model::KvFormat;
 use larder_policy::routing::parse_quality;
 
 use super::values::{
-    Result, at_least_one, cache, file, number, off_or_number, one_of, parsed, speculation, threads, truth, vram,
+    Result, at_least_one, cache, file, image_tokens, number, off_or_number, one_of, parsed, speculation, threads,
+    truth, vram,
 };
 use super::{Setter, SettingError, SettingPart, SettingRow};
 use crate::notices::Setting;
-use crate::options::DeviceKind;
+use crate::options::{DeviceKind, VisionUse};
 
 /// Milliseconds to wait for a worker.
 #[cfg(feature = "edge")]
@@ -26,6 +27,9 @@ const DEVICES: &[(&str, DeviceKind)] = &[
 const SCOPES: [(&str, CacheScope); 2] = [("layer", CacheScope::Layer), ("global", CacheScope::Global)];
 
 const KV_FORMATS: [(&str, KvFormat); 3] = [("f32", KvFormat::F32), ("f16", KvFormat::F16), ("q8_0", KvFormat::Q8_0)];
+
+const TOWER_USES: [(&str, VisionUse); 3] =
+    [("auto", VisionUse::OnDemand), ("preload", VisionUse::Preload), ("off", VisionUse::Off)];
 
 /// A setting as it is typed, with values, default, an example, and help.
 const fn setting(
@@ -297,4 +301,27 @@ pub static SETTINGS: &[SettingRow] = &[
         "Milliseconds for a worker's answer for one token, before another worker is asked",
         |s, v| put(&mut s.edge.deadline_ms, number(v).map(|ms| ms as u64)),
     ),
+    setting(
+        SettingPart::Vision,
+        Setting::Vision.typed(),
+        ["auto|preload|off", "auto", "off"],
+        "Load the image tower with the first image (auto) or at the start (preload); off refuses images",
+        |s, v| put(&mut s.options.vision.tower, one_of(v, &TOWER_USES)),
+    )
+    .by_store(),
+    setting(
+        SettingPart::Vision,
+        Setting::Mmproj.typed(),
+        ["FILE", "the model's own, or the mmproj file beside a GGUF file", "mmproj-F16.gguf"],
+        "File with the image tower",
+        |s, v| put(&mut s.mmproj, file(v).map(Some)),
+    ),
+    setting(
+        SettingPart::Vision,
+        Setting::ImageTokens.typed(),
+        ["N", "4096", "1024"],
+        "The most tokens of an image, which the memory plan counts: larger pictures are made smaller",
+        |s, v| put(&mut s.options.vision.image_tokens, image_tokens(v)),
+    )
+    .by_store(),
 ];

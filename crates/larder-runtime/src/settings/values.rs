@@ -77,6 +77,12 @@ pub fn threads(text: &str) -> Result<usize> {
     }
 }
 
+/// The most tokens of an image: 16 to 16,384, which is a square of 4096 pixels for the models that see.
+pub fn image_tokens(text: &str) -> Result<usize> {
+    let tokens = number(text)?;
+    if (16..=16_384).contains(&tokens) { Ok(tokens) } else { Err("must be from 16 to 16384".into()) }
+}
+
 pub fn file(text: &str) -> Result<PathBuf> {
     if text.is_empty() { Err("must be the name of a file".into()) } else { Ok(text.into()) }
 }

@@ -38,6 +38,7 @@ use crate::{
         identity::{check_unchanged, identity},
         tensor_slice::AssemblyBuffers,
     },
+    store::tower::{TOWER_FILE, TowerPlan},
 };
 pub use options::ConvertOptions;
 use shards::ShardWriter;
@@ -98,7 +99,8 @@ pub fn convert(
         Some(published) => published,
         None => identity(source, blueprint)?,
     };
-    let conversion = Conversion { source, blueprint, options, progress, sets, resident, tables, content };
+    let tower = options.tower.as_ref().map(TowerPlan::new).transpose()?;
+    let conversion = Conversion { source, blueprint, options, progress, sets, resident, tables, tower, content };
     let mut report = conversion.report(&table_notes);
     let state = ConversionState::new(conversion.fingerprint(), options);
     if let Some(targets) = conversion.prepare(target, &state)? {
@@ -122,6 +124,8 @@ struct Conversion<'a> {
     sets: Vec<ShardWriter<'a>>,
     resident: resident::ResidentPlan,
     tables: Vec<TablePlan>,
+    /// The image tower, if the store gets one.
+    tower: Option<TowerPlan<'a>>,
     /// Identity of the source when the conversion began; while it is being downloaded, the digest of its published
     /// checksums.
     content: String,
@@ -133,6 +137,8 @@ enum Task {
     Resident,
     /// A row table by its index.
     Table(usize),
+    /// The image tower.
+    Tower,
     /// An expert by its index, in all sets.
     Expert(usize),
 }
@@ -141,6 +147,7 @@ enum Task {
 enum TaskOutcome {
     Resident(ResidentFile),
     Table(usize, TableFile),
+    Tower(ResidentFile),
     /// `checksums` has an entry for each set.
     Expert {
         number: usize,
@@ -159,6 +166,8 @@ struct ThreadBuffers {
 struct Written {
     resident: ResidentFile,
     tables: Vec<TableFile>,
+    /// The file of the image tower.
+    tower: Option<ResidentFile>,
     /// For each set, the checksums of all experts.
     checksums: Vec<Vec<ExpertChecksums>>,
     /// Number of experts that were there.
@@ -214,9 +223,9 @@ impl Conversion<'_> {
             }
             return Ok(None);
         };
-        let resident = 1 + self.tables.len();
+        let others = 1 + self.tables.len() + usize::from(self.tower.is_some());
         let files = self.files(|expert| Division::Stripe.second_has(expert));
-        let stripe = Target::prepare(stripe, state, &files[resident..])?;
+        let stripe = Target::prepare(stripe, state, &files[others..])?;
         Ok(Some(Targets { store, stripe }))
     }
 
@@ -233,7 +242,8 @@ impl Conversion<'_> {
         let shards = self.sets.iter().flat_map(|set| experts.iter().map(|(layer, expert)| set.file(*layer, *expert)));
         let tables = self.tables.iter().map(|plan| (plan.table.path(), plan.table.file_bytes() as u64));
         let resident = (RESIDENT_FILE.into(), self.resident.file_bytes() as u64);
-        std::iter::once(resident).chain(tables).chain(shards).collect()
+        let tower = self.tower.iter().map(|tower| (TOWER_FILE.into(), tower.file_bytes()));
+        std::iter::once(resident).chain(tables).chain(tower).chain(shards).collect()
     }
 
     /// The expert with index `i`: layer by layer, the order in which checkpoints usually store them.
@@ -254,15 +264,19 @@ impl Conversion<'_> {
         let done = parallel(threads, tasks.len(), buffers, |buffers, i| match tasks[i] {
             Task::Resident => self.write_resident(target),
             Task::Table(i) => self.write_table(target, i),
+            Task::Tower => self.write_tower(target),
             Task::Expert(expert) => self.write_expert(targets, expert, buffers),
         })?;
-        let written = self.collect_outcomes(done);
-        let resumed = written.resumed;
+        let mut written = self.collect_outcomes(done);
+        let (resumed, tower) = (written.resumed, written.tower.take());
         targets.all().try_for_each(|target| target.sync(&folders))?;
         let manifest = self.manifest(self.final_identity()?, sidecars, written);
         if let Some(stripe) = &targets.stripe {
             second_folder::mark(stripe.path(), &manifest)?;
             SecondFolder::record(target.path(), stripe.path(), Division::Stripe)?;
+        }
+        if let Some((plan, tensors)) = self.tower.as_ref().zip(tower) {
+            plan.write_record(target.path(), &manifest.hash(), tensors)?;
         }
         write_atomically(&target.path().join(MANIFEST_FILE), &manifest.to_bytes())?;
         sync_folder(target.path())?;
@@ -311,6 +325,7 @@ impl Conversion<'_> {
         let downloading = experts.iter().any(|(rank, _)| rank.is_some());
         let experts = experts.into_iter().map(|(_, i)| Task::Expert(i));
         let others = std::iter::once(Task::Resident).chain((0..self.tables.len()).map(Task::Table));
+        let others = others.chain(self.tower.iter().map(|_| Task::Tower));
         if downloading { experts.chain(others).collect() } else { others.chain(experts).collect() }
     }
 
@@ -347,6 +362,11 @@ impl Conversion<'_> {
         row_table::write(self.source, plan, &path, self.progress).map(|table| TaskOutcome::Table(i, table))
     }
 
+    fn write_tower(&self, target: &Target) -> Result<TaskOutcome> {
+        let plan = self.tower.as_ref().expect("there is a task for the tower only if there is one");
+        plan.write_tensors(target.path(), target.is_resumed(), self.progress).map(TaskOutcome::Tower)
+    }
+
     fn write_expert(
         &self,
         targets: &Targets,
@@ -377,6 +397,7 @@ impl Conversion<'_> {
         let mut written = Written {
             resident: ResidentFile { bytes: 0, header_checksum: String::new() },
             tables: self.tables.iter().map(|plan| plan.table.clone()).collect(),
+            tower: None,
             checksums: vec![vec![none; experts]; self.sets.len()],
             resumed: 0,
         };
@@ -384,6 +405,7 @@ impl Conversion<'_> {
             match done {
                 TaskOutcome::Resident(file) => written.resident = file,
                 TaskOutcome::Table(i, table) => written.tables[i] = table,
+                TaskOutcome::Tower(file) => written.tower = Some(file),
                 TaskOutcome::Expert { number, checksums, resumed } => {
                     written.checksums.iter_mut().zip(checksums).for_each(|(all, one)| all[number] = one);
                     written.resumed += usize::from(resumed);

@@ -4,10 +4,10 @@ use std::{path::PathBuf, sync::Arc};
 
 use larder_core::NumberFormat;
 
-use crate::{format_mix::FormatMix, importance::Importance};
+use crate::{format_mix::FormatMix, importance::Importance, source::TowerSource};
 
 /// Number formats of a conversion, and where it writes to beside its target.
-#[derive(Clone, Default, Debug)]
+#[derive(Clone, Default)]
 pub struct ConvertOptions {
     /// Number format of the experts; `None` keeps the source's.
     pub experts: Option<NumberFormat>,
@@ -19,6 +19,8 @@ pub struct ConvertOptions {
     pub importance: Option<Arc<Importance>>,
     /// Number format of a second, smaller copy of every expert; `None` makes none.
     pub small_experts: Option<NumberFormat>,
+    /// The image tower that the store gets, as it is.
+    pub tower: Option<TowerSource>,
     /// Folder on another drive that gets every other expert of each layer; `None` leaves all in the store.
     pub stripe: Option<PathBuf>,
 }

@@ -19,6 +19,7 @@ use crate::{
     },
     format_mix::FormatMix,
     manifest::{CONVERSION_STATE, MANIFEST_FILE},
+    source::Source,
 };
 
 const STATE_LIMIT: u64 = 1 << 20;
@@ -37,6 +38,9 @@ pub(super) struct ConversionState {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     imatrix: Option<String>,
     small_experts: Option<NumberFormat>,
+    /// Fingerprint of the image tower.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tower: Option<u64>,
     /// Whether every other expert lies in a second folder.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     stripe: bool,
@@ -52,6 +56,7 @@ impl ConversionState {
             mix: options.mix.clone(),
             imatrix: options.importance.as_ref().map(|importance| importance.digest()),
             small_experts: options.small_experts,
+            tower: options.tower.as_ref().map(Source::fingerprint),
             stripe: options.stripe.is_some(),
         }
     }

@@ -1,4 +1,5 @@
-//! Changes of a finished store: its config, and its shards on a second drive.
+//! Changes of a finished store: its config, its shards on a second drive, and its image tower.
 
 pub(crate) mod add_drive;
+pub(crate) mod add_vision;
 pub(crate) mod config;

@@ -154,6 +154,11 @@ impl Manifest {
         seal(&serde_json::to_string_pretty(self).expect("text and numbers serialize as JSON"))
     }
 
+    /// The hash of a store with this manifest: the checksum of the file over itself.
+    pub(crate) fn hash(&self) -> String {
+        unseal(&self.to_bytes()).expect("what was just sealed has its checksum").1
+    }
+
     /// Identifies model, number formats and data of the experts; clients and workers compare it.
     pub fn experts_fingerprint(&self) -> String {
         let identity = serde_json::to_vec(&(&self.model_type, &self.geometry, &self.experts));

@@ -69,6 +69,16 @@ impl ResidentPlan {
         Ok(plan)
     }
 
+    /// Plans every tensor of a source as it is.
+    pub fn unchanged(source: &dyn Source) -> Result<Self> {
+        let mut plan = ResidentPlan { items: vec![], notes: vec![] };
+        for name in source.names() {
+            let shape = require_tensor(source, name)?.shape.clone();
+            plan.add(source, &TensorSpec::new(name, &shape, false), None)?;
+        }
+        Ok(plan)
+    }
+
     /// Has the tensors rounded so that the errors in the columns that matter are small.
     pub fn weigh(&mut self, importance: &mut WeighedMatrices) -> Result<()> {
         for item in self.items.iter_mut().filter(|item| item.meta.kind != item.from && !item.meta.kind.is_float()) {

@@ -24,6 +24,7 @@ mod options;
 mod quantised;
 pub(crate) mod tensor_slice;
 mod text_names;
+pub(crate) mod tower;
 
 pub use checkpoint::Checkpoint;
 pub(crate) use expert_names::expert_names;
@@ -36,6 +37,7 @@ pub(crate) use mtp::{set_mtp, uses_mtp};
 pub use options::SourceOptions;
 pub(crate) use options::{ignored_keys, ignored_note, set_ignored};
 pub use quantised::plain;
+pub use tower::{PROCESSORS, TowerForm, TowerSource, mmproj_beside, open_mmproj};
 
 /// The files that are copied unchanged with a model, in the order in which a store lists them.
 pub const SIDECARS: [&str; 4] =
@@ -91,6 +93,11 @@ pub trait Source: Tensors + Send + Sync {
 
     /// The bytes of one of [`SIDECARS`], or `None` if the model has none.
     fn sidecar(&self, name: &str) -> Result<Option<Vec<u8>>>;
+
+    /// The model's image tower; `None` if it has none.
+    fn tower(&self) -> Result<Option<TowerSource>> {
+        Ok(None)
+    }
 
     /// What of the model is not used, a sentence each.
     fn notes(&self) -> Vec<String> {

@@ -45,6 +45,9 @@ const SAVED: [(&str, &str); 5] = [
 const OTHER_PARTS: [&str; 9] =
     ["visual", "vision", "video", "audio", "projector", "talker", "code2wav", "vit_", "patch_merge"];
 
+/// Where checkpoints have the tensors of their image tower.
+const TOWERS: [&str; 4] = ["model.visual.", "visual.", "thinker.visual.", "thinker.model.visual."];
+
 /// The prefixes under which a checkpoint has its text decoder.
 #[derive(Clone, Copy)]
 pub(super) struct TextNames {
@@ -87,10 +90,18 @@ pub(super) fn is_of_other_inputs(name: &str) -> bool {
     first.any(|part| OTHER_PARTS.iter().any(|other| part.contains(other)))
 }
 
-/// The note about `tensors` tensors of other parts than the text decoder; `None` if there are none.
-pub(super) fn other_inputs_note(tensors: usize) -> Option<String> {
+/// Whether the tensor belongs to the image tower.
+pub(super) fn is_of_tower(name: &str) -> bool {
+    TOWERS.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// The note about `tensors` tensors of other parts than the text decoder and the image tower, if the model has one;
+/// `None` if there are none.
+pub(super) fn other_inputs_note(tensors: usize, has_tower: bool) -> Option<String> {
     match tensors {
         0 => None,
+        1 if has_tower => Some("a tensor for video or audio is not used".into()),
+        n if has_tower => Some(format!("{n} tensors for video or audio are not used")),
         1 => Some("runs as a model of text: a tensor for images, video or audio is not used".into()),
         n => Some(format!("runs as a model of text: {n} tensors for images, video or audio are not used")),
     }

@@ -1,6 +1,8 @@
 //! Opens a finished store.
 
+pub(crate) mod added;
 pub(crate) mod sidecars;
+pub(crate) mod tower;
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +28,10 @@ use crate::{
     resident::{ResidentTensors, check_resident},
     row_table::RowTable,
     shard::{EXPERTS, SMALL_EXPERTS, Shard, set::ShardSet},
-    source::{MtpTensors, SIDECAR_LIMIT, Source, SourceFile, ignored_keys, ignored_note, set_ignored, set_mtp},
+    source::{
+        MtpTensors, SIDECAR_LIMIT, Source, SourceFile, TowerSource, ignored_keys, ignored_note, set_ignored, set_mtp,
+    },
+    store::tower::open_tower,
 };
 
 /// An open store: resident tensors by name, experts by layer and id.
@@ -338,6 +343,10 @@ impl Source for Store {
             return Err(StoreError::new(StoreErrorKind::Mismatch, &path, "does not match its checksum"));
         }
         Ok(Some(bytes))
+    }
+
+    fn tower(&self) -> Result<Option<TowerSource>> {
+        open_tower(&self.path, &self.hash)
     }
 
     fn notes(&self) -> Vec<String> {

@@ -1,56 +1,31 @@
-//! Sidecars that are written into a finished store: trained weights for eviction, and the calibration of lossy routing.
+//! Sidecars that are written into a finished store: trained weights for eviction, the calibration of lossy
+//! routing, and what is known of an image tower.
 //!
 //! They are not in the manifest, because they may be replaced. Beside each lies its seal, `NAME.seal`: the hash of the
 //! store that it was made for, and its own length and checksum.
 
 use std::path::Path;
 
+use super::added::{ADDED_LIMIT, ADDED_SIDECARS, read_added};
 use crate::{
-    error::{Result, StoreError, StoreErrorKind},
+    error::Result,
     files::read_at::read_small,
     manifest::{MANIFEST_FILE, Manifest, Seal},
     source::Source,
     store::Store,
 };
 
-/// Names of the sidecars that can be written into a finished store.
-pub const ADDED_SIDECARS: [&str; 2] = ["evictor.safetensors", "quality.json"];
-
-/// Largest sidecar of these, in bytes.
-const LIMIT: u64 = 256 << 20;
-
 impl Store {
     /// The content of one of [`ADDED_SIDECARS`], of at most `limit` bytes; `None` if the store has none. One that was
     /// changed, or made for another store, is refused.
     pub fn added_sidecar(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>> {
-        checked(self.path(), self.hash(), name, limit)
+        read_added(self.path(), self.hash(), name, limit)
     }
 }
 
 /// Checks one of [`ADDED_SIDECARS`]; returns its length, or `None` if there is none.
 pub(crate) fn check(store: &Path, hash: &str, name: &str) -> Result<Option<u64>> {
-    Ok(checked(store, hash, name, LIMIT)?.map(|content| content.len() as u64))
-}
-
-fn checked(store: &Path, hash: &str, name: &str, limit: u64) -> Result<Option<Vec<u8>>> {
-    let path = store.join(name);
-    let Some(content) = read_small(&path, limit)? else { return Ok(None) };
-    let found = Seal::read(&path)?;
-    let what = match found {
-        Some(found) if found == Seal::of(hash, &content) => return Ok(Some(content)),
-        None => "has no seal",
-        Some(found) if found.store != hash => "was made for another store, or before this one was changed",
-        Some(_) => "does not match its checksum",
-    };
-    let what = format!("{what}; {}, or accept it as it is with `larder store seal {}`", remedy(name), store.display());
-    Err(StoreError::new(StoreErrorKind::Mismatch, &path, what))
-}
-
-fn remedy(name: &str) -> &'static str {
-    match name {
-        "quality.json" => "make it again with `larder tune`",
-        _ => "make it again with `larder lab train`",
-    }
+    Ok(read_added(store, hash, name, ADDED_LIMIT)?.map(|content| content.len() as u64))
 }
 
 /// Seals the sidecar at `path`, which has just been written, if it is one of [`ADDED_SIDECARS`] in a store.
@@ -77,7 +52,7 @@ pub fn seal_sidecars(store: &Path) -> Result<Vec<&'static str>> {
 /// Seals a sidecar for the store with this hash; returns whether there is one.
 fn seal_one(store: &Path, hash: &str, name: &str) -> Result<bool> {
     let path = store.join(name);
-    let Some(content) = read_small(&path, LIMIT)? else { return Ok(false) };
+    let Some(content) = read_small(&path, ADDED_LIMIT)? else { return Ok(false) };
     Seal::of(hash, &content).write(&path)?;
     Ok(true)
 }

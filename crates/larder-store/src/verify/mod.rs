@@ -19,7 +19,11 @@ use crate::{
     resident::ResidentTensors,
     row_table::RowTable,
     shard::{EXPERTS, SMALL_EXPERTS, Shard, layer_folder, set::ShardSet, shard_path_in},
-    store::sidecars::{self, ADDED_SIDECARS},
+    store::{
+        added::{ADDED_SIDECARS, VISION},
+        sidecars,
+        tower::{TOWER_FILE, check_tower},
+    },
 };
 
 /// Largest number of problems and of unknown files that are listed; further problems are only counted.
@@ -109,6 +113,13 @@ pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
             Ok(Some(bytes)) => note(bytes, Ok(())),
             Err(problem) => note(0, Err(problem)),
         }
+    }
+    match check_tower(path, &hash, progress) {
+        Ok(None) => {}
+        Ok(Some(bytes)) => note(bytes, Ok(())),
+        // That of the sidecar is in the report already.
+        Err(_) if sidecars::check(path, &hash, VISION).is_err() => {}
+        Err(problem) => note(0, Err(problem)),
     }
     if let Some(SecondFolder { fault: Some(fault), .. }) = &second {
         note(0, Err(StoreError::new(fault.kind, &fault.path, fault.message.clone())));
@@ -212,6 +223,7 @@ fn unknown_files(store: &Path, manifest: &Manifest, second: Option<&SecondFolder
         .map(PathBuf::from)
         .collect();
     known.extend(ADDED_SIDECARS.into_iter().map(|name| seal_path(Path::new(name))));
+    known.extend(store.join(VISION).exists().then(|| TOWER_FILE.into()));
     known.extend(manifest.sidecars.iter().map(|s| PathBuf::from(&s.name)));
     let mut folders = vec![PathBuf::new()];
     if !manifest.tables.is_empty() {

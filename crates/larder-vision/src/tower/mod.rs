@@ -12,7 +12,10 @@ use crate::error::VisionError;
 use crate::processor::Processor;
 
 pub mod qwen3;
+mod sizes;
 mod weights;
+
+pub use sizes::{TowerLimits, TowerSizes};
 
 /// A tower with its processor.
 pub trait Tower: Send + Sync {
@@ -38,6 +41,9 @@ pub trait Tower: Send + Sync {
     fn encode(&self, image: &RgbImage) -> Result<EncodedImage, VisionError> {
         self.encode_observed(image, &mut |_, _| true)
     }
+
+    /// Lets a picture have at most this many pixels when it is resized, and at least one token's.
+    fn limit_pixels(&mut self, pixels: usize);
 
     /// The grid of tokens that a picture of this size becomes.
     ///
@@ -88,14 +94,22 @@ struct TowerKind {
     /// `clip.projector_type` of `mmproj` files that have it.
     projector_types: &'static [&'static str],
     open: Open,
+    describe: Describe,
+    processor: ReadProcessor,
 }
 
 type Open = fn(&TowerFile, &dyn Tensors, Arc<ThreadPool>) -> Result<Box<dyn Tower>, VisionError>;
+
+type Describe = fn(&TowerFile, &dyn Tensors, TowerLimits) -> Result<TowerSizes, VisionError>;
+
+type ReadProcessor = fn(&TowerFile, &dyn Tensors) -> Result<Processor, VisionError>;
 
 const TOWERS: &[TowerKind] = &[TowerKind {
     model_types: &["qwen3_vl_moe", "qwen3_5_moe", "qwen4_exp", "qwen3_8_flash_next", "qwen3_omni_moe"],
     projector_types: &["qwen3vl_merger"],
     open: qwen3::open,
+    describe: qwen3::describe,
+    processor: qwen3::processor,
 }];
 
 /// The values of `model_type` whose images can be encoded.
@@ -112,21 +126,39 @@ pub fn open_tower(
     tensors: &dyn Tensors,
     pool: Arc<ThreadPool>,
 ) -> Result<Box<dyn Tower>, VisionError> {
-    let name = file.name();
-    let kind = TOWERS.iter().find(|kind| match file {
-        TowerFile::Checkpoint { .. } => kind.model_types.contains(&name),
-        TowerFile::Mmproj(_) => kind.projector_types.contains(&name),
-    });
-    match kind {
-        Some(kind) => (kind.open)(file, tensors, pool),
-        None => {
-            let known: Vec<&str> = seeing_model_types().collect();
-            Err(VisionError::UnknownTower(larder_core::printable(name), known.join(", ")))
-        }
-    }
+    (file.kind()?.open)(file, tensors, pool)
+}
+
+/// The sizes of the tower of a file, of which no weights are read.
+///
+/// # Errors
+/// If there is no such tower, or what the file says of it is damaged.
+pub fn describe_tower(file: &TowerFile, tensors: &dyn Tensors, limits: TowerLimits) -> Result<TowerSizes, VisionError> {
+    (file.kind()?.describe)(file, tensors, limits)
+}
+
+/// The processor of the tower of a file, of which no weights are read.
+///
+/// # Errors
+/// If there is no such tower, or what the file says of it is damaged.
+pub fn describe_processor(file: &TowerFile, tensors: &dyn Tensors) -> Result<Processor, VisionError> {
+    (file.kind()?.processor)(file, tensors)
 }
 
 impl TowerFile<'_> {
+    /// The row of its kind.
+    fn kind(&self) -> Result<&'static TowerKind, VisionError> {
+        let name = self.name();
+        let kind = TOWERS.iter().find(|kind| match self {
+            TowerFile::Checkpoint { .. } => kind.model_types.contains(&name),
+            TowerFile::Mmproj(_) => kind.projector_types.contains(&name),
+        });
+        kind.ok_or_else(|| {
+            let known: Vec<&str> = seeing_model_types().collect();
+            VisionError::UnknownTower(larder_core::printable(name), known.join(", "))
+        })
+    }
+
     /// The name of its kind.
     fn name(&self) -> &str {
         match self {

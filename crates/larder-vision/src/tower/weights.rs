@@ -22,7 +22,8 @@ impl WeightReader<'_> {
         self.tensors.meta(name).is_some()
     }
 
-    fn meta(&self, name: &str, shape: &[usize]) -> Result<&TensorMeta, VisionError> {
+    /// Format and size of a tensor, which must have this shape.
+    pub fn meta(&self, name: &str, shape: &[usize]) -> Result<&TensorMeta, VisionError> {
         let meta = self.tensors.meta(name).ok_or_else(|| VisionError::MissingTensor(name.into()))?;
         if meta.shape != shape {
             return Err(VisionError::Shape { name: name.into(), found: meta.shape.clone(), wanted: shape.into() });

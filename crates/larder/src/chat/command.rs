@@ -11,6 +11,8 @@ pub enum ChatCommand {
     Reset,
     /// Show the system message, or set it.
     System(Option<String>),
+    /// Put the picture in a file before the next message.
+    Image(String),
     /// Generate the last answer again.
     Regen,
     /// Save the session to its own file.
@@ -82,6 +84,13 @@ pub const COMMANDS: &[CommandRow] = &[
         form: "[TEXT]",
         help: "show or set the system message",
         make: |rest| Ok(ChatCommand::System((!rest.is_empty()).then(|| rest.to_owned()))),
+    },
+    CommandRow {
+        names: &["image"],
+        argument: ArgumentKind::File,
+        form: "FILE",
+        help: "show the picture in FILE before the next message",
+        make: |rest| file(rest, ChatCommand::Image),
     },
     CommandRow {
         names: &["regen"],
@@ -225,6 +234,7 @@ mod tests {
         assert_eq!(parse("/save a b.json"), save("a b.json", false));
         assert_eq!(parse("/save! a b.json"), save("a b.json", true));
         assert_eq!(parse("/save"), Ok(ChatCommand::SaveSession));
+        assert_eq!(parse("/image a b.png"), Ok(ChatCommand::Image("a b.png".into())));
         assert_eq!(parse("/load a"), Ok(ChatCommand::Load("a".into())));
         for (one, other) in [("/clear", "/reset"), ("/exit", "/quit"), ("/?", "/help")] {
             assert_eq!(parse(one).unwrap(), parse(other).unwrap());

@@ -1,6 +1,10 @@
 //! The messages of a conversation, and the prompt made of them.
 
-use anyhow::{Result, anyhow, bail};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Error, Result, anyhow, bail};
+use larder_engine::Picture;
+use larder_runtime::content_with_images;
 use larder_text::{ChatInput, ChatTemplate};
 use serde_json::{Value, json};
 
@@ -22,6 +26,24 @@ impl Role {
     }
 }
 
+/// An image in a message.
+#[derive(Clone, Debug)]
+pub struct ChatImage {
+    /// The file of its picture.
+    pub path: PathBuf,
+    /// The picture, without what a tower made of it; `None` if the file was not read yet.
+    pub picture: Option<Picture>,
+}
+
+/// Whether they are of the same file.
+impl PartialEq for ChatImage {
+    fn eq(&self, other: &Self) -> bool {
+        self.path == other.path
+    }
+}
+
+impl Eq for ChatImage {}
+
 /// One message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Message {
@@ -29,6 +51,8 @@ pub struct Message {
     pub role: Role,
     /// The text.
     pub content: String,
+    /// Images before the text.
+    pub images: Vec<ChatImage>,
     /// The model's reasoning before the answer.
     pub reasoning: String,
 }
@@ -36,16 +60,29 @@ pub struct Message {
 impl Message {
     /// A user message.
     pub fn user(content: String) -> Self {
-        Message { role: Role::User, content, reasoning: String::new() }
+        Message { role: Role::User, content, images: vec![], reasoning: String::new() }
     }
 
     /// An empty assistant message.
     pub fn assistant() -> Self {
-        Message { role: Role::Assistant, content: String::new(), reasoning: String::new() }
+        Message { role: Role::Assistant, ..Message::user(String::new()) }
     }
 
+    /// As templates have it: with images, the content is a list of parts.
     fn json(&self) -> Value {
+        let mut json = self.saved_json();
+        if json.as_object_mut().and_then(|json| json.remove("images")).is_some() {
+            json["content"] = content_with_images(self.images.len(), &self.content);
+        }
+        json
+    }
+
+    /// As files have it: images are paths.
+    fn saved_json(&self) -> Value {
         let mut json = json!({"role": self.role.name(), "content": self.content});
+        if !self.images.is_empty() {
+            json["images"] = self.images.iter().map(|image| image.path.to_string_lossy().into_owned()).collect();
+        }
         if !self.reasoning.is_empty() {
             json["reasoning_content"] = json!(self.reasoning);
         }
@@ -56,7 +93,10 @@ impl Message {
         let role = [Role::User, Role::Assistant].into_iter().find(|role| json["role"] == role.name())?;
         let content = json["content"].as_str()?.to_owned();
         let reasoning = json.get("reasoning_content").map_or(Some(""), Value::as_str)?.to_owned();
-        Some(Message { role, content, reasoning })
+        let none = vec![];
+        let paths = json.get("images").map_or(Some(&none), Value::as_array)?;
+        let image = |path: &Value| Some(ChatImage { path: path.as_str()?.into(), picture: None });
+        Some(Message { role, content, images: paths.iter().map(image).collect::<Option<_>>()?, reasoning })
     }
 }
 
@@ -70,30 +110,62 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// The prompt for the next answer. Without a template, the texts of all messages in a row.
-    pub fn text(&self, template: Option<&ChatTemplate>) -> Result<String> {
+    /// The prompt for the next answer. Without a template, the texts of all messages in a row, with the mark `image`
+    /// for each image.
+    pub fn text(&self, template: Option<&ChatTemplate>, image: &str) -> Result<String> {
         match template {
             Some(template) => Ok(template.render(&ChatInput::new(&self.json()))?),
-            None => Ok(self.plain()),
+            None => Ok(self.plain(image)),
         }
     }
 
-    fn plain(&self) -> String {
+    fn plain(&self, image: &str) -> String {
         let mut text = String::new();
-        let system = self.system.iter().map(|text| (Role::User, text));
-        for (role, content) in system.chain(self.messages.iter().map(|m| (m.role, &m.content))) {
+        let system = self.system.iter().map(|text| (Role::User, 0, text));
+        for (role, images, content) in system.chain(self.messages.iter().map(|m| (m.role, m.images.len(), &m.content)))
+        {
             if role == Role::User && !text.is_empty() && !text.ends_with(char::is_whitespace) {
                 text.push('\n');
             }
+            text.push_str(&image.repeat(images));
             text.push_str(content);
         }
         text
     }
 
-    /// The messages as JSON, as templates and files have them.
+    /// The images of all messages, in order.
+    pub fn images(&self) -> impl Iterator<Item = &ChatImage> {
+        self.messages.iter().flat_map(|message| &message.images)
+    }
+
+    /// Reads the files of all images; those that cannot be read are left out, and the errors returned.
+    pub fn read_images(&mut self, read: impl Fn(&Path) -> Result<ChatImage>) -> Vec<Error> {
+        let mut errors = Vec::new();
+        for message in &mut self.messages {
+            let files = std::mem::take(&mut message.images);
+            for image in files {
+                match read(&image.path) {
+                    Ok(image) => message.images.push(image),
+                    Err(error) => errors.push(error),
+                }
+            }
+        }
+        errors
+    }
+
+    /// The messages as JSON, as templates have them.
     pub fn json(&self) -> Vec<Value> {
+        self.json_of(Message::json)
+    }
+
+    /// The messages as JSON, as files have them.
+    pub fn saved_json(&self) -> Vec<Value> {
+        self.json_of(Message::saved_json)
+    }
+
+    fn json_of(&self, message: fn(&Message) -> Value) -> Vec<Value> {
         let system = self.system.iter().map(|s| json!({"role": "system", "content": s}));
-        system.chain(self.messages.iter().map(Message::json)).collect()
+        system.chain(self.messages.iter().map(message)).collect()
     }
 
     /// A conversation from such messages.
@@ -144,8 +216,8 @@ mod tests {
 
     #[test]
     fn without_a_template_texts_continue_each_other() {
-        assert_eq!(talk_of(&["Once", " upon", "a time\n", "x", "y"]).plain(), "S\nOnce upon\na time\nx\ny");
-        assert_eq!(Conversation { system: None, ..talk_of(&["Once"]) }.plain(), "Once");
+        assert_eq!(talk_of(&["Once", " upon", "a time\n", "x", "y"]).plain("[i]"), "S\nOnce upon\na time\nx\ny");
+        assert_eq!(Conversation { system: None, ..talk_of(&["Once"]) }.plain("[i]"), "Once");
     }
 
     #[test]
@@ -170,7 +242,12 @@ mod tests {
     fn messages_are_read_back_or_refused() {
         let mut talk = talk_of(&["a", "b", "c"]);
         talk.messages[1].reasoning = "hm".into();
-        assert_eq!(Conversation::from_json(&json!(talk.json())).unwrap(), talk);
+        talk.messages[2].images = ["a.png", "b.png"].map(|path| ChatImage { path: path.into(), picture: None }).into();
+        assert_eq!(Conversation::from_json(&json!(talk.saved_json())).unwrap(), talk);
+        let image = json!({"type": "image"});
+        let parts = json!([image, image, {"type": "text", "text": "c"}]);
+        assert_eq!((&talk.json()[3]["content"], talk.images().count()), (&parts, 2));
+        assert!(talk.plain("[i]").ends_with("\n[i][i]c"));
         for wrong in [
             json!({}),
             json!([{"role": "system", "content": 7}]),
@@ -178,6 +255,7 @@ mod tests {
             json!([{"role": "user", "content": "x"}, {"role": "user", "content": "x"}]),
             json!([{"role": "user"}]),
             json!([{"role": "user", "content": "x", "reasoning_content": 1}]),
+            json!([{"role": "user", "content": "x", "images": [1]}]),
             json!([7]),
         ] {
             assert!(Conversation::from_json(&wrong).is_err(), "{wrong}");

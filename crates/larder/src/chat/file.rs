@@ -26,7 +26,7 @@ pub fn is_there(path: &Path, settings: &Settings) -> Result<bool> {
 
 /// Saves to `path`, where nothing is or a saved chat, which is replaced once the new one is complete.
 pub fn save(path: &Path, conversation: &Conversation, settings: &Settings) -> Result<()> {
-    let json = json!({"format": FORMAT, "messages": conversation.json(), "settings": settings.json()});
+    let json = json!({"format": FORMAT, "messages": conversation.saved_json(), "settings": settings.json()});
     output::write(path, format!("{json:#}\n"))
 }
 

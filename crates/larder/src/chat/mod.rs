@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use larder_engine::{CostNote, FinishReason, QualityCalibration, Routing, Session, lambda_cost_note};
-use larder_runtime::{InferenceEngine, OpenModel, Options, error_message};
+use larder_runtime::{InferenceEngine, OpenModel, Options, blindness, error_message};
 use larder_text::StopMatcher;
 
 use crate::cli::chat::ChatArgs;
@@ -30,7 +30,7 @@ use crate::models;
 use crate::print;
 
 use command::ChatCommand;
-use conversation::{Conversation, Message};
+use conversation::{ChatImage, Conversation, Message};
 use input::{Input, Lines};
 use interrupt::Interrupt;
 use output::Output;
@@ -80,6 +80,8 @@ pub fn run(args: ChatArgs) -> Result<()> {
         saved.unwrap_or_else(|| SavedChat::new(&engine.decoder, context));
     conversation.system = args.system.or(conversation.system);
     engine.experts.new_sequence();
+    let sight = engine.sight(&model, &text.tokenizer)?;
+    let blindness = sight.is_none().then(|| blindness(&model, options.vision.tower));
     let drafting = engine.drafting();
     let meter = engine.loss_meter().clone();
     let session = Session::resume(&engine.decoder, &mut engine.experts, sequence);
@@ -87,18 +89,22 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let mut chat = ChatSession {
         sequence: ChatSequence::new(session, &text, &generation.eos, stop, limit)
             .speculating(drafting)
+            .seeing(sight)
             .continuing(transcript),
         session_file,
         model: &model,
         evictor: flags.options.cache.evictor.clone(),
         conversation,
+        attached: vec![],
         settings,
+        blindness,
         calibration,
         stats: ChatStats::default(),
         output,
         interrupt: Interrupt::listen()?,
         interactive,
     };
+    chat.read_images();
     let ended = chat.run_loop(&mut lines);
     let saved = chat.save_session();
     drop(chat);
@@ -116,7 +122,11 @@ struct ChatSession<'a> {
     /// Trained weights for eviction other than the model's own.
     evictor: Option<PathBuf>,
     conversation: Conversation,
+    /// Images of the next message.
+    attached: Vec<ChatImage>,
     settings: Settings,
+    /// Why images are refused, if they are.
+    blindness: Option<String>,
     /// What λ costs, if that was measured.
     calibration: Option<QualityCalibration>,
     stats: ChatStats,
@@ -191,9 +201,38 @@ impl ChatSession<'_> {
     }
 
     fn send(&mut self, message: String) -> Result<Next> {
+        self.sequence.check_text(&message)?;
         let before = self.conversation.clone();
-        self.conversation.messages.push(Message::user(message));
-        self.answer(before)
+        let images = self.attached.clone();
+        self.conversation.messages.push(Message { images, ..Message::user(message) });
+        let next = self.answer(before)?;
+        self.attached.clear();
+        Ok(next)
+    }
+
+    /// Attaches the picture in a file to the next message.
+    fn attach(&mut self, path: &Path) -> Result<()> {
+        if let Some(blindness) = &self.blindness {
+            bail!("{blindness}");
+        }
+        let image = self.sequence.image(path)?;
+        let tokens = image.picture.as_ref().map_or(0, |picture| picture.grid.tokens());
+        self.attached.push(image);
+        self.output.note(&format!("{} is shown before the next message, {tokens} tokens", path.display()));
+        Ok(())
+    }
+
+    /// Reads the files of the images of a conversation that was loaded.
+    fn read_images(&mut self) {
+        if self.conversation.images().all(|image| image.picture.is_some()) {
+            return;
+        }
+        let ChatSession { sequence, blindness, conversation, .. } = self;
+        let errors = conversation.read_images(|path| match blindness.as_ref() {
+            Some(blindness) => Err(anyhow!("{}: {blindness}", path.display())),
+            None => sequence.image(path),
+        });
+        errors.iter().for_each(|error| self.output.note(&format!("an image is left out: {}", error_message(error))));
     }
 
     fn answer_again(&mut self) -> Result<Next> {
@@ -272,7 +311,9 @@ impl ChatSession<'_> {
     fn execute(&mut self, command: ChatCommand, lines: &mut Lines) -> Result<Next> {
         match command {
             ChatCommand::Help => self.output.line(&command::help()),
+            ChatCommand::Image(path) => self.attach(Path::new(&path))?,
             ChatCommand::Reset => {
+                self.attached.clear();
                 self.conversation.messages.clear();
                 self.output.note("conversation cleared");
             }
@@ -341,6 +382,7 @@ impl ChatSession<'_> {
         self.change(settings)?;
         let count = print::count(conversation.messages.len(), "message", "messages");
         self.conversation = conversation;
+        self.read_images();
         self.output.note(&format!("loaded {count} from {path}"));
         Ok(())
     }

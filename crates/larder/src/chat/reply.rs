@@ -1,26 +1,29 @@
 //! One answer: its prompt, the part of it that is already in the KV cache, prefill and decode.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use larder_cache::Traffic;
 use larder_core::common_prefix;
 use larder_engine::{
-    ContextLimit, Drafting, FinishReason, Listener, OutputLoss, Request, Routing, Sampler, Session, StepStats,
-    TokenInput, generate,
+    ContextLimit, Drafting, FinishReason, Listener, OutputLoss, Picture, Request, Routing, Sampler, Session, Sight,
+    StepStats, TokenInput, generate,
 };
 use larder_model::{LogitsFor, ModelError, Tap};
 use larder_policy::routing::quality::Quality;
-use larder_runtime::{EngineExperts, TextCodec};
+use larder_runtime::{EngineExperts, ImagePrompt, PictureFile, TextCodec, expand_images, pictures_to_show};
 use larder_text::{
     ChatFormat, ContextFull, DialogueTurns, OutputParser, OutputPart, StopMatcher, Tokenizer, answer_room, kept_tokens,
 };
 use serde_json::Value;
 
-use super::conversation::{Conversation, Message};
+use super::conversation::{ChatImage, Conversation, Message};
 use super::interrupt::Interrupt;
 use super::output::{Output, ReplyPrinter, TextPart};
 use super::settings::Settings;
+use crate::images;
 use crate::progress::PromptLine;
 use crate::run_report::RunReport;
 use crate::telemetry::Totals;
@@ -35,6 +38,8 @@ pub struct ChatSequence<'a> {
     stop: StopMatcher,
     limit: ContextLimit,
     drafting: Drafting,
+    /// What turns pictures into images, if the model sees.
+    sight: Option<Arc<dyn Sight>>,
     /// That of the last prompt and answer, if known.
     transcript: Option<Transcript>,
     /// Number of answers so far; each gets a seed of its own.
@@ -48,6 +53,8 @@ pub struct Transcript {
     pub tokens: Vec<u32>,
     /// Their text.
     pub text: String,
+    /// The numbers of the pictures of its images.
+    pub images: Vec<u32>,
 }
 
 /// A prompt that fits into the context.
@@ -56,6 +63,8 @@ struct FittedPrompt {
     tokens: Vec<u32>,
     /// Number of turns that it leaves out.
     dropped: usize,
+    /// Its images, in order.
+    images: Vec<ChatImage>,
 }
 
 /// An answer with its statistics.
@@ -101,6 +110,7 @@ impl<'a> ChatSequence<'a> {
             stop,
             limit,
             drafting: Drafting::default(),
+            sight: None,
             transcript: None,
             answers: 0,
         }
@@ -109,6 +119,25 @@ impl<'a> ChatSequence<'a> {
     /// The same, which drafts tokens.
     pub fn speculating(self, drafting: Drafting) -> Self {
         ChatSequence { drafting, ..self }
+    }
+
+    /// The same, which takes images if there is something that sees.
+    pub fn seeing(self, sight: Option<Arc<dyn Sight>>) -> Self {
+        ChatSequence { sight, ..self }
+    }
+
+    /// The image of the picture in a file.
+    pub fn image(&self, path: &Path) -> Result<ChatImage> {
+        let sight = self.sight.as_ref().context("images are not taken here")?;
+        let picture = sight.look(&PictureFile::read(path)?).with_context(|| path.display().to_string())?;
+        let picture = Picture { encoded: None, ..picture };
+        Ok(ChatImage { path: path.to_owned(), picture: Some(picture) })
+    }
+
+    /// Refuses a message whose text holds the token that stands for an image.
+    pub fn check_text(&self, text: &str) -> Result<()> {
+        let marks = self.sight.as_ref().map(|sight| sight.marks());
+        Ok(marks.map_or(Ok(()), |marks| ImagePrompt::check_text(text, marks, &self.text.tokenizer))?)
     }
 
     /// The same, whose last prompt and answer are those of a transcript.
@@ -137,12 +166,13 @@ impl<'a> ChatSequence<'a> {
     ) -> Result<Option<Reply>> {
         let asked = Instant::now();
         let sampler = Sampler::new(settings.sampling, settings.seed.wrapping_add(self.answers))?;
-        let FittedPrompt { text: prompt_text, tokens, dropped } = self.fit_context(conversation, settings)?;
+        let FittedPrompt { text: prompt_text, tokens, dropped, images } = self.fit_context(conversation, settings)?;
         let keep = match settings.context_full {
             ContextFull::Shift => Some(self.kept(conversation, &tokens)?),
             ContextFull::Stop | ContextFull::DropTurns => None,
         };
         let reused = self.rewind_to(&tokens);
+        self.show(&tokens, &images)?;
         let (before, quality_before) = (self.traffic(), self.quality().unwrap_or_default());
         let loss_before = self.session.output_loss();
         let (start, mut line) = (Instant::now(), PromptLine::begin(tokens.len(), reused));
@@ -190,7 +220,9 @@ impl<'a> ChatSequence<'a> {
         let report = RunReport { took: [ahead + made.prefill_time, made.decode_time], ..report };
         let quality = self.quality().map(|quality| quality - quality_before);
         let loss = self.session.output_loss() - loss_before;
-        self.transcript = Some(transcript(tokenizer, tokens, prompt_text, made.ids, self.eos));
+        let numbers = images.iter().filter_map(|image| Some(image.picture.as_ref()?.number)).collect();
+        let own = Transcript { tokens, text: prompt_text, images: numbers };
+        self.transcript = Some(transcript(tokenizer, own, &made.ids, self.eos));
         let (finish, shifts) = (made.finish, made.shifts);
         Ok(Some(Reply { message, finish, dropped, shifts, reused, ttft, report, quality, loss, closed }))
     }
@@ -237,9 +269,10 @@ impl<'a> ChatSequence<'a> {
             if text.len() > longest_text {
                 return anyhow::Ok(None);
             }
-            let tokens = self.tokens(&text)?;
+            let images = shortened(conversation, dropped).images().cloned().collect::<Vec<_>>();
+            let tokens = self.tokens(&text, &images)?;
             let fits = tokens.len().saturating_add(room) <= self.limit.tokens;
-            Ok(fits.then_some(FittedPrompt { text, tokens, dropped }))
+            Ok(fits.then_some(FittedPrompt { text, tokens, dropped, images }))
         };
         match turns.fit(|message| self.tokens_of(message), self.limit.tokens / 4, prompt)? {
             Some((_, prompt)) => Ok(prompt),
@@ -249,22 +282,25 @@ impl<'a> ChatSequence<'a> {
 
     fn prompt(&self, conversation: &Conversation, dropped: usize) -> Result<FittedPrompt> {
         let text = self.prompt_text(conversation, dropped)?;
-        Ok(FittedPrompt { tokens: self.tokens(&text)?, text, dropped })
+        let images: Vec<_> = shortened(conversation, dropped).images().cloned().collect();
+        Ok(FittedPrompt { tokens: self.tokens(&text, &images)?, text, dropped, images })
     }
 
     /// The text of the prompt without some of the oldest turns.
     fn prompt_text(&self, conversation: &Conversation, dropped: usize) -> Result<String> {
-        let mut shorter = conversation.clone();
-        (0..dropped).for_each(|_| _ = shorter.drop_oldest());
-        shorter.text(self.text.template.as_ref())
+        let mark = self.sight.as_ref().map_or("", |sight| sight.marks().text.as_str());
+        shortened(conversation, dropped).text(self.text.template.as_ref(), mark)
     }
 
-    /// Tokens of a message's texts; of one that no context holds, as many as a context has.
+    /// Tokens of a message's texts; of one that no context holds, as many as a context has. Images are not counted: the
+    /// prompt shows whether they fit.
     fn tokens_of(&self, message: &Value) -> usize {
         let tokens = |text| {
             self.text.tokenizer.encode_for(self.limit.tokens, text, false).map_or(self.limit.tokens, |ids| ids.len())
         };
-        ["content", "reasoning_content"].iter().filter_map(|field| message[*field].as_str()).map(tokens).sum()
+        let parts = message["content"].as_array().into_iter().flatten().map(|part| &part["text"]);
+        let texts = parts.chain([&message["content"], &message["reasoning_content"]]);
+        texts.filter_map(Value::as_str).map(tokens).sum()
     }
 
     /// Tokens of a prompt that shifts keep: those before the first question.
@@ -272,28 +308,57 @@ impl<'a> ChatSequence<'a> {
         let probe = Conversation { system: conversation.system.clone(), messages: vec![Message::user("?".into())] };
         let plain = self.text.template.is_none();
         let probe =
-            self.text.tokenizer.encode_for(self.limit.tokens, &probe.text(self.text.template.as_ref())?, plain)?;
+            self.text.tokenizer.encode_for(self.limit.tokens, &probe.text(self.text.template.as_ref(), "")?, plain)?;
         Ok(kept_tokens(self.limit.tokens, common_prefix(&probe, prompt)))
     }
 
     /// The tokens of a prompt. If it continues the transcript, it begins with the tokens of that: the model may have
     /// generated text with other tokens than the tokenizer would choose.
-    fn tokens(&self, prompt_text: &str) -> Result<Vec<u32>> {
+    fn tokens(&self, prompt_text: &str, images: &[ChatImage]) -> Result<Vec<u32>> {
         let tokenizer = &self.text.tokenizer;
         let plain = self.text.template.is_none();
-        let continued = self.transcript.as_ref();
-        if let Some((tokens, rest)) = continued.and_then(|t| Some((&t.tokens, prompt_text.strip_prefix(&t.text)?))) {
+        let pictures = images.iter().map(|image| image.picture.clone().context("an image was not read"));
+        let pictures = pictures.collect::<Result<Vec<_>>>()?;
+        let numbers: Vec<u32> = pictures.iter().map(|picture| picture.number).collect();
+        let continued = self.transcript.as_ref().filter(|transcript| numbers.starts_with(&transcript.images));
+        if let Some((before, rest)) = continued.and_then(|t| Some((t, prompt_text.strip_prefix(&t.text)?))) {
             let new = tokenizer.encode_for(self.limit.tokens, rest, false)?;
             // Only a special token guarantees that the tokenizer would split the text here too.
             if new.first().is_some_and(|id| plain || tokenizer.decode(&[*id], true).is_empty()) {
-                return Ok([tokens.as_slice(), &new].concat());
+                let new = self.with_images(new, &pictures[before.images.len()..])?;
+                return Ok([before.tokens.as_slice(), &new].concat());
             }
         }
         let tokens = tokenizer.encode_for(self.limit.tokens, prompt_text, plain)?;
         if tokens.is_empty() {
             bail!("the message is empty, and this model has no BOS token; write some text");
         }
-        Ok(tokens)
+        self.with_images(tokens, &pictures)
+    }
+
+    /// The tokens with those of images in the places of their marks.
+    fn with_images(&self, tokens: Vec<u32>, pictures: &[Picture]) -> Result<Vec<u32>> {
+        match &self.sight {
+            Some(sight) if !pictures.is_empty() => Ok(expand_images(&tokens, sight.marks().image, pictures)?),
+            _ => Ok(tokens),
+        }
+    }
+
+    /// Shows the session the pictures of a prompt. Those of tokens that have to be computed are encoded.
+    fn show(&mut self, tokens: &[u32], images: &[ChatImage]) -> Result<()> {
+        let Some(sight) = &self.sight else { return Ok(()) };
+        let seen = images.iter().filter_map(|image| Some((image.path.as_path(), image.picture.clone()?)));
+        let (paths, pictures): (Vec<&Path>, Vec<Picture>) = seen.unzip();
+        let encode = |at: usize| {
+            let path = paths[at];
+            let encoded = images::encode(sight.as_ref(), path, &PictureFile::read(path)?)?;
+            if encoded.number != pictures[at].number {
+                bail!("{}: has changed since it was attached; attach it again", path.display());
+            }
+            Ok(encoded)
+        };
+        self.session.show(&pictures_to_show(&pictures, &tokens[self.session.tokens().len()..], encode)?);
+        Ok(())
     }
 
     /// Rewinds the KV cache to the common prefix with `tokens`, and returns its length.
@@ -329,6 +394,13 @@ impl<'a> ChatSequence<'a> {
     }
 }
 
+/// A conversation without some of the oldest turns.
+fn shortened(conversation: &Conversation, dropped: usize) -> Conversation {
+    let mut shorter = conversation.clone();
+    (0..dropped).for_each(|_| _ = shorter.drop_oldest());
+    shorter
+}
+
 /// Ends the pass over a piece of a prompt at the next layer after an interrupt, and shows how far the prompt has come.
 struct PieceTap<'a> {
     interrupt: &'a Interrupt,
@@ -350,11 +422,11 @@ impl Tap for PieceTap<'_> {
 }
 
 /// Tokens and text of prompt and answer, without the end-of-text token.
-fn transcript(tokenizer: &Tokenizer, mut tokens: Vec<u32>, mut text: String, ids: Vec<u32>, eos: &[u32]) -> Transcript {
+fn transcript(tokenizer: &Tokenizer, mut prompt: Transcript, ids: &[u32], eos: &[u32]) -> Transcript {
     let written = ids.iter().take_while(|id| !eos.contains(id)).count();
-    text.push_str(&tokenizer.decode(&ids[..written], false));
-    tokens.extend_from_slice(&ids[..written]);
-    Transcript { tokens, text }
+    prompt.text.push_str(&tokenizer.decode(&ids[..written], false));
+    prompt.tokens.extend_from_slice(&ids[..written]);
+    prompt
 }
 
 /// Prints the answer as it is generated, and collects it as a message.

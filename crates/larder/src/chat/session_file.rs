@@ -57,7 +57,7 @@ impl SessionFile {
     /// The file at `path`, for sequences of a model that can be saved.
     pub fn open(path: PathBuf, model: &OpenModel, options: &Options, engine: &InferenceEngine) -> Result<Self> {
         let origins = SequenceOrigins::new(model, options, engine, true).context("--session cannot be used")?;
-        Ok(SessionFile { path, origins, images: Images::default() })
+        Ok(SessionFile { path, origins, images: engine.images().clone() })
     }
 
     /// The path.
@@ -92,8 +92,10 @@ impl SessionFile {
                 return Err(self.refusal(&SavedSequenceError::OtherModel));
             }
         }
-        let transcript = transcript.map(|Transcript { tokens, text }| json!({"tokens": tokens, "text": text}));
-        let note = json!({"messages": conversation.json(), "transcript": transcript}).to_string();
+        // Tokens of images are numbers of this process.
+        let transcript = transcript.filter(|transcript| transcript.images.is_empty());
+        let transcript = transcript.map(|Transcript { tokens, text, .. }| json!({"tokens": tokens, "text": text}));
+        let note = json!({"messages": conversation.saved_json(), "transcript": transcript}).to_string();
         // It holds what was said. A link is the user's own.
         let written = output_file(&self.path)
             .and_then(|(path, _)| write_privately(&path, |out| sequence.save(&origin, note.as_bytes(), out)));
@@ -129,6 +131,7 @@ fn from_note(note: &[u8]) -> Result<(Conversation, Option<Transcript>)> {
             tokens: serde_json::from_value(both.get("tokens").cloned().unwrap_or_default())
                 .context("the tokens of its transcript must be numbers")?,
             text: both.get("text").and_then(Value::as_str).context("its transcript must have a text")?.to_owned(),
+            images: vec![],
         }),
         _ => bail!("its transcript must be an object"),
     };

@@ -18,7 +18,7 @@ pub const OPTION: &str = "option";
 pub mod takes {
     use larder_runtime::settings::SettingPart::{
         Battery, Cache, CacheSize, Compute, Context, Device, Edge, HotSet, Kernels, Measurement, Reading, Routing,
-        Speculation,
+        Speculation, Vision,
     };
 
     /// Commands that choose the routing strategy, and the context by their text.
@@ -28,8 +28,10 @@ pub mod takes {
     pub const EVALUATION: u16 = FIXED_ROUTING | Routing.bit() | Measurement.bit();
     /// Commands that run a model as one for people does, once.
     pub const MEASUREMENT: u16 = EVALUATION | Context.bit() | Speculation.bit();
+    /// Commands that show what generating takes.
+    pub const PLAN: u16 = MEASUREMENT | Vision.bit();
     /// Commands that generate text for people.
-    pub const GENERATION: u16 = MEASUREMENT | HotSet.bit() | Battery.bit();
+    pub const GENERATION: u16 = PLAN | HotSet.bit() | Battery.bit();
     /// Commands that try several sizes of the cache, in main memory.
     pub const SWEEP: u16 = Cache.bit() | Measurement.bit() | Reading.bit() | Compute.bit() | KERNELS;
     /// Commands that run a model in main memory, by themselves in several ways.

@@ -188,6 +188,9 @@ pub struct ConvertArgs {
     /// Also keep the model's layer for multi-token prediction, for --speculate mtp and auto
     #[arg(long)]
     pub mtp: bool,
+    /// GGUF file with the image tower, in place of the model's own or of that beside a GGUF file
+    #[arg(long, value_name = "FILE")]
+    pub mmproj: Option<PathBuf>,
     #[command(flatten)]
     pub ignore_config: IgnoreConfig,
     /// Print the report as JSON
@@ -227,6 +230,9 @@ pub struct RunArgs {
     /// Prompt text; - reads standard input
     #[arg(id = "prompt_text", short, long = "prompt", value_name = "TEXT", help_heading = heading::PROMPT)]
     pub prompt: Option<String>,
+    /// Show the picture in FILE (PNG, JPEG, WebP or GIF) before the prompt, in the chat template; can be repeated
+    #[arg(long, value_name = "FILE", help_heading = heading::PROMPT)]
+    pub image: Vec<PathBuf>,
     /// Put the prompt into the model's chat template, as a user message
     #[arg(long, hide_short_help = true, help_heading = heading::PROMPT)]
     pub chat: bool,
@@ -271,7 +277,7 @@ pub struct PlanArgs {
     #[command(flatten)]
     pub ignore_config: IgnoreConfig,
     #[command(flatten)]
-    pub engine: EngineFlags<{ takes::MEASUREMENT }>,
+    pub engine: EngineFlags<{ takes::PLAN }>,
     /// Print the numbers as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,

@@ -25,8 +25,22 @@ pub struct StoreArgs {
 pub enum StoreCommand {
     /// Change the config of a store, as in `larder store set STORE rope_theta=500000`
     Set(SetArgs),
-    /// Accept evictor.safetensors and quality.json that were copied into a store
+    /// Accept evictor.safetensors, quality.json and vision.json that were copied into a store
     Seal(SealArgs),
+    /// Add the image tower of its source to a store that was made without it
+    AddVision(AddVisionArgs),
+}
+
+/// Add the image tower of its source to a store that was made without it
+#[derive(Args)]
+pub struct AddVisionArgs {
+    /// Checkpoint folder, .gguf file with an mmproj file beside it, or mmproj file
+    pub source: PathBuf,
+    /// Folder of the store
+    pub store: PathBuf,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Change the config of a store, as in `larder store set STORE rope_theta=500000`
@@ -56,7 +70,7 @@ fn parse_assignment(text: &str) -> Result<Assignment, String> {
     Ok(Assignment { key: key.to_owned(), value })
 }
 
-/// Accept evictor.safetensors and quality.json that were copied into a store
+/// Accept evictor.safetensors, quality.json and vision.json that were copied into a store
 #[derive(Args)]
 pub struct SealArgs {
     /// Folder of the store

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use larder_core::{Geometry, NumberFormat, PerMatrix, TensorMeta, printable};
-use larder_runtime::OpenModel;
 use larder_runtime::plan::ExpertSizes;
+use larder_runtime::{FoundTower, OpenModel, sentence};
 use larder_store::ExpertSource;
 use serde_json::json;
 
@@ -52,6 +52,8 @@ struct Found {
     second: Option<(&'static str, String)>,
     /// Bytes of the matrices whose rows are read one by one, by name.
     tables: BTreeMap<String, u64>,
+    /// The image tower; what is wrong with it if it cannot be used.
+    tower: Result<Option<FoundTower>>,
 }
 
 /// The number formats of an expert's matrices.
@@ -100,6 +102,7 @@ impl Found {
             small_copy,
             second,
             tables,
+            tower: model.tower(),
         }
     }
 
@@ -154,7 +157,25 @@ impl Found {
             let share = if *division == "mirror" { "a copy of every expert" } else { "every other expert" };
             facts.push(row("drive 2", format!("{folder}: {share}")));
         }
+        match &self.tower {
+            Ok(None) => {}
+            Ok(Some(tower)) => {
+                let (layers, width, bytes) = (tower.layers, tower.width, print::bytes(tower.source.bytes()));
+                facts.push(row("images", format!("tower of {layers} layers, width {width}, {bytes}")));
+            }
+            Err(error) => facts.push(row("images", format!("the tower cannot be used: {}", sentence(error)))),
+        }
         facts
+    }
+
+    fn tower_json(&self) -> serde_json::Value {
+        match &self.tower {
+            Ok(None) => serde_json::Value::Null,
+            Ok(Some(FoundTower { layers, width, source, .. })) => {
+                json!({ "layers": layers, "width": width, "bytes": source.bytes() })
+            }
+            Err(error) => json!({ "error": sentence(error) }),
+        }
     }
 
     fn expert_text(&self) -> String {
@@ -204,6 +225,7 @@ impl Found {
             "small_copy_expert_bytes": self.small_copy.as_ref().map(|(_, bytes)| bytes),
             "geometry": Geometry { hidden: self.hidden, ..self.geometry.clone() },
             "latent": self.latent(),
+            "tower": self.tower_json(),
             "vocab": self.vocab,
             "context": self.context,
             "kv_bytes_per_token": self.kv_per_token,

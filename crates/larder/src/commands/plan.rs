@@ -17,7 +17,7 @@ use crate::print;
 
 /// Prints the memory plan and the speed limits that memory and SSD set.
 pub fn run(args: &PlanArgs) -> Result<()> {
-    let model = models::open_ignoring(&args.model, &args.ignore_config)?;
+    let model = models::open_to_plan(&args.model, &args.engine.settings, &args.ignore_config)?;
     let geometry = &model.blueprint.geometry;
     // The GPU is opened first, because its driver allocates memory.
     let gpu = gpu::open(&args.engine.settings.options.device)?;

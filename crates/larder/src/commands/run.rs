@@ -1,17 +1,22 @@
 //! `larder run`.
 
 use std::io::Write;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use larder_core::printable;
-use larder_engine::{FinishReason, Listener, Request, Routing, Sampler, StepStats, generate};
+use larder_engine::{FinishReason, ImageMarks, Listener, Picture, Request, Routing, Sampler, StepStats, generate};
 use larder_os::memory;
-use larder_runtime::{EngineExperts, InferenceEngine, OpenModel, TextCodec, plan_inputs};
-use larder_text::{ChatInput, Grammar, GrammarCompiler, StopMatcher, TextFormat};
+use larder_runtime::{
+    EngineExperts, InferenceEngine, OpenModel, PictureFile, PromptWithImages, TextCodec, VisionUse, blindness,
+    expand_images, plan_inputs,
+};
+use larder_text::{Grammar, GrammarCompiler, StopMatcher, TextFormat};
 use serde_json::json;
 
 use crate::cli::RunArgs;
 use crate::commands::text_or_stdin;
+use crate::images;
 use crate::models;
 use crate::print;
 use crate::progress::PromptLine;
@@ -21,10 +26,19 @@ use crate::telemetry::Telemetry;
 /// Generates text from a prompt.
 pub fn run(args: RunArgs) -> Result<()> {
     let stop = StopMatcher::new(args.stop.clone())?;
-    let settings = args.record.set(args.engine.settings.clone());
+    let mut settings = args.record.set(args.engine.settings.clone());
     let model = models::open_to_run(&args.model, &settings, &args.ignore_config)?;
     let text = model.text_codec()?;
-    let prompt = prompt(&args, &text, model.blueprint.context)?;
+    let files: Vec<(&Path, PictureFile)> =
+        args.image.iter().map(|path| Ok((path.as_path(), PictureFile::read(path)?))).collect::<Result<_>>()?;
+    if files.is_empty() {
+        settings.options.vision.tower = VisionUse::Off;
+    }
+    let vision = settings.options.vision;
+    let marks = if files.is_empty() { None } else { Some(images::marks(&model, &text, vision.tower)?) };
+    let marked = prompt(&args, &text, model.blueprint.context, marks.as_ref())?;
+    let (image_tokens, image_bytes) = if files.is_empty() { (0, 0) } else { images::sizes(&model, &files, &vision)? };
+    let prompt_tokens = marked.len().saturating_sub(files.len()).saturating_add(image_tokens);
     let generation = args.sampling.over(model.generation()?)?;
     let sampler = Sampler::new((&generation).into(), args.seed.seed)?;
     let eos: &[u32] = if args.ignore_eos { &[] } else { &generation.eos };
@@ -35,16 +49,24 @@ pub fn run(args: RunArgs) -> Result<()> {
 
     let mut telemetry = Telemetry::new(args.telemetry.as_deref())?;
     let asked = settings.options.context;
-    let context = asked.or_needed(prompt.len().saturating_add(args.max_tokens), model.blueprint.context);
-    let options = models::options(&settings, context)?;
+    let context = asked.or_needed(prompt_tokens.saturating_add(args.max_tokens), model.blueprint.context);
+    let mut options = models::options(&settings, context)?;
+    options.program_bytes += image_bytes;
     let limit = plan_inputs(&model, &options)?.context_limit();
-    if prompt.len() >= limit.tokens {
-        bail!("{}", limit.too_long("the prompt", prompt.len()));
+    if prompt_tokens >= limit.tokens {
+        bail!("{}", limit.too_long("the prompt", prompt_tokens));
     }
     let mut engine = InferenceEngine::start(&model, &options)?;
     let plan = std::mem::take(&mut engine.plan);
     let drafting = engine.experts.drafting(&engine.drafting());
+    let (prompt, pictures) = match marks {
+        Some(marks) => shown(&engine, &model, &text, (&marked, marks.image), &files)?,
+        None => (marked, vec![]),
+    };
+    drop(files);
     let mut session = engine.session();
+    session.show(&pictures);
+    drop(pictures);
     let max_tokens = args.max_tokens;
     let request = Request { prompt: &prompt, sampler, grammar, shown: &[], eos, stop, max_tokens, drafting };
     let mut printer = TextPrinter {
@@ -165,17 +187,33 @@ fn print_now(piece: &str) -> std::io::Result<()> {
     out.flush()
 }
 
-fn prompt(args: &RunArgs, text: &TextCodec, context: usize) -> Result<Vec<u32>> {
+/// The prompt with the tokens of its images, and their pictures.
+fn shown(
+    engine: &InferenceEngine,
+    model: &OpenModel,
+    text: &TextCodec,
+    (marked, image): (&[u32], u32),
+    files: &[(&Path, PictureFile)],
+) -> Result<(Vec<u32>, Vec<Picture>)> {
+    let Some(sight) = engine.sight(model, &text.tokenizer)? else { bail!(blindness(model, VisionUse::OnDemand)) };
+    let pictures = files.iter().map(|(path, file)| images::encode(sight.as_ref(), path, file));
+    let pictures = pictures.collect::<Result<Vec<_>>>()?;
+    Ok((expand_images(marked, image, &pictures)?, pictures))
+}
+
+/// The tokens of the prompt, in which a token stands for each image.
+fn prompt(args: &RunArgs, text: &TextCodec, context: usize, marks: Option<&ImageMarks>) -> Result<Vec<u32>> {
     let prompt = text_or_stdin(args.prompt.as_deref().unwrap_or_default(), text.tokenizer.longest_text(context))?;
-    let ids = if args.chat || args.system.is_some() {
-        let Some(template) = &text.template else {
-            bail!("the model has no chat template; leave out --chat and --system")
-        };
-        let system = args.system.iter().map(|s| json!({"role": "system", "content": s}));
-        let messages: Vec<_> = system.chain([json!({"role": "user", "content": prompt})]).collect();
-        text.tokenizer.encode_for(context, &template.render(&ChatInput::new(&messages))?, false)?
-    } else {
-        text.tokenizer.encode_for(context, &prompt, true)?
+    let (system, is_chat) = (args.system.as_deref(), args.chat || args.system.is_some());
+    let ids = match marks {
+        Some(marks) if !is_chat || text.template.is_some() => {
+            PromptWithImages { marks, images: args.image.len(), system, text: &prompt }.tokens(text, context)?
+        }
+        None if !is_chat => text.tokenizer.encode_for(context, &prompt, true)?,
+        _ => {
+            let tokens = text.encode_turn(context, system, prompt.into())?;
+            tokens.context("the model has no chat template; leave out --chat and --system")?
+        }
     };
     if ids.is_empty() {
         bail!("the prompt is empty, and this model has no BOS token; --prompt needs some text");

@@ -1,16 +1,20 @@
 //! `larder store`.
 
 use anyhow::{Context, Result, bail};
-use larder_store::{Source, Store, seal_sidecars, set_config};
+use larder_runtime::{blueprint_of, find_tower, seeing_models};
+use larder_store::{Source, Store, add_vision, open_source, seal_sidecars, set_config};
 use serde_json::{Value, json};
 
-use crate::cli::store::{Assignment, SealArgs, SetArgs, StoreArgs, StoreCommand};
+use crate::cli::store::{AddVisionArgs, Assignment, SealArgs, SetArgs, StoreArgs, StoreCommand};
+use crate::print;
+use crate::progress::StoreProgress;
 
 /// Maintains a store.
 pub fn run(args: &StoreArgs) -> Result<()> {
     match &args.command {
         StoreCommand::Set(args) => run_set(args),
         StoreCommand::Seal(args) => run_seal(args),
+        StoreCommand::AddVision(args) => run_add_vision(args),
     }
 }
 
@@ -65,13 +69,48 @@ fn assign(config: &mut Value, Assignment { key, value }: &Assignment) -> Result<
     Ok(old)
 }
 
+/// Adds the image tower of a source.
+fn run_add_vision(args: &AddVisionArgs) -> Result<()> {
+    let AddVisionArgs { source, store, json } = args;
+    let made = Store::open_partial(store)?;
+    let blueprint = blueprint_of(&made)?;
+    let name = source.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let found = if name.contains("mmproj") && source.is_file() {
+        find_tower(&made, Some(source), &blueprint)?
+    } else {
+        let source = open_source(source)?;
+        let other = blueprint_of(source.as_ref())?.model_type;
+        if other != blueprint.model_type {
+            bail!("{}: is a {other}, and the store a {}", source.path().display(), blueprint.model_type);
+        }
+        find_tower(source.as_ref(), None, &blueprint)?
+    };
+    let Some(tower) = found else {
+        bail!(
+            "{}: has no image tower that larder knows; models that see are those of type {}",
+            source.display(),
+            seeing_models()
+        )
+    };
+    let progress = StoreProgress::new("adding the image tower");
+    let bytes = add_vision(store, &tower.source, &progress)?;
+    progress.finish();
+    if *json {
+        println!("{}", json!({ "bytes": bytes, "layers": tower.layers, "width": tower.width }));
+    } else {
+        let (layers, bytes) = (tower.layers, print::bytes(bytes));
+        println!("{}: has the image tower of {layers} layers now, {bytes}", store.display());
+    }
+    Ok(())
+}
+
 /// Accepts sidecars that were copied into a store.
 fn run_seal(args: &SealArgs) -> Result<()> {
     let sealed = seal_sidecars(&args.store)?;
     if args.json {
         println!("{}", json!(sealed));
     } else if sealed.is_empty() {
-        println!("{}: holds neither of {}", args.store.display(), larder_store::ADDED_SIDECARS.join(", "));
+        println!("{}: holds none of {}", args.store.display(), larder_store::ADDED_SIDECARS.join(", "));
     } else {
         println!("{}: {} accepted", args.store.display(), sealed.join(", "));
     }

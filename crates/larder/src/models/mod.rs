@@ -67,17 +67,22 @@ pub fn open(path: &Path) -> Result<OpenModel> {
 
 /// As [`open`], whatever these keys of its config say.
 pub fn open_ignoring(path: &Path, ignored: &IgnoreConfig) -> Result<OpenModel> {
-    open_with(path, false, MtpUse::Never, ignored)
+    open_with(path, (false, MtpUse::Never), None, ignored)
 }
 
 /// As [`open_ignoring`], with the layer for multi-token prediction if it is a store that has it.
 pub fn open_whole(path: &Path, ignored: &IgnoreConfig) -> Result<OpenModel> {
-    open_with(path, false, MtpUse::IfStored, ignored)
+    open_with(path, (false, MtpUse::IfStored), None, ignored)
 }
 
 /// Opens a model to run it with these settings: makes a store beside a GGUF file, unless there shall be none.
 pub fn open_to_run(path: &Path, settings: &EngineSettings, ignored: &IgnoreConfig) -> Result<OpenModel> {
-    open_with(path, settings.store_for_gguf, settings.mtp(), ignored)
+    open_with(path, (settings.store_for_gguf, settings.mtp()), settings.mmproj.as_deref(), ignored)
+}
+
+/// Opens a model to plan how it would run with these settings.
+pub fn open_to_plan(path: &Path, settings: &EngineSettings, ignored: &IgnoreConfig) -> Result<OpenModel> {
+    open_with(path, (false, MtpUse::Never), settings.mmproj.as_deref(), ignored)
 }
 
 /// The options of an engine with this context and with the draft model that the settings name.
@@ -86,14 +91,20 @@ pub fn options(settings: &EngineSettings, context: ContextSize) -> Result<Option
     Ok(Options { draft, ..settings.options(context) })
 }
 
-fn open_with(path: &Path, store_for_gguf: bool, mtp: MtpUse, ignored: &IgnoreConfig) -> Result<OpenModel> {
+fn open_with(
+    path: &Path,
+    (store_for_gguf, mtp): (bool, MtpUse),
+    mmproj: Option<&Path>,
+    ignored: &IgnoreConfig,
+) -> Result<OpenModel> {
     if path == Path::new(DEMO) && !path.exists() {
         let what = "is the demo model, which was not found; name a model with -m";
         return Err(StoreError::new(StoreErrorKind::Missing, path, what).into());
     }
     let (models_folder, cache_folder) = (user_folders::models(), user_folders::cache());
-    let (ignored_keys, notices) = (ignored.keys.clone(), notices());
-    OpenModel::open(path, &ModelOptions { models_folder, cache_folder, store_for_gguf, mtp, ignored_keys, notices })
+    let (ignored_keys, notices, mmproj) = (ignored.keys.clone(), notices(), mmproj.map(Path::to_owned));
+    let options = ModelOptions { models_folder, cache_folder, store_for_gguf, mtp, mmproj, ignored_keys, notices };
+    OpenModel::open(path, &options)
 }
 
 /// The chat template in the file of `--chat-template-file`, in place of the model's.

@@ -1,6 +1,7 @@
 //! Options of generating.
 
 use crate::model::text_format::text_format;
+use crate::vision::PictureFile;
 use anyhow::{Context, Result, bail};
 use larder_text::{GenerationConfig, TextFormat};
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,11 @@ use super::parse;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct GenerateOptions {
+    /// Pictures that the prompt shows. A text has them before it, as a message of the chat template if there is one;
+    /// tokens have them where tokens of theirs stand for images; messages of a chat in parts `{"type": "image"}` or, if
+    /// there are none, before the last one.
+    #[serde(skip)]
+    pub images: Vec<PictureFile>,
     /// The most tokens.
     pub max_tokens: usize,
     /// Divides the logits; 0 always takes the likeliest token.
@@ -43,6 +49,7 @@ pub struct GenerateOptions {
 impl Default for GenerateOptions {
     fn default() -> Self {
         GenerateOptions {
+            images: Vec::new(),
             max_tokens: 256,
             temperature: None,
             top_k: None,

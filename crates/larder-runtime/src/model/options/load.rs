@@ -20,7 +20,8 @@ const PARTS: u16 = SettingPart::Context.bit()
     | SettingPart::Reading.bit()
     | SettingPart::Compute.bit()
     | SettingPart::Kernels.bit()
-    | SettingPart::Device.bit();
+    | SettingPart::Device.bit()
+    | SettingPart::Vision.bit();
 
 /// How a model is loaded: [settings](crate::settings::SETTINGS) by their names, and two folders. What is left out is as
 /// for the command `larder run`.
@@ -70,7 +71,8 @@ impl LoadOptions {
     pub(crate) fn opening(&self, notices: Notices) -> ModelOptions {
         let (models_folder, cache_folder) = (self.models.clone(), self.cache_folder.clone());
         let (store_for_gguf, mtp) = (self.settings.store_for_gguf, self.settings.mtp());
-        ModelOptions { models_folder, cache_folder, store_for_gguf, mtp, notices, ..ModelOptions::default() }
+        let mmproj = self.settings.mmproj.clone();
+        ModelOptions { models_folder, cache_folder, store_for_gguf, mtp, mmproj, notices, ..ModelOptions::default() }
     }
 
     /// The options of the engine.

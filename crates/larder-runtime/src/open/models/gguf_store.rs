@@ -9,6 +9,7 @@ use super::known_content::KnownContent;
 use super::{ConvertProgress, is_complete};
 use crate::notices::{Notice, Setting};
 use crate::open::{ModelOptions, blueprint_of, check_ignored, check_sidecars};
+use crate::vision::kept_tower;
 
 /// Whether `path` is an existing GGUF file.
 pub fn is_gguf(path: &Path) -> bool {
@@ -31,11 +32,13 @@ pub(crate) fn store_for_gguf(gguf: &Path, options: &ModelOptions) -> Result<Path
     check_sidecars(source.as_ref())?;
     notices.send(Notice::StoreBegun(store.clone()));
     let progress = ConvertProgress(notices);
-    let made = convert(source.as_ref(), &blueprint, &store, &ConvertOptions::default(), &progress);
+    let (tower, note) = kept_tower(source.as_ref(), options.mmproj.as_deref(), &blueprint)?;
+    let keeping = ConvertOptions { tower, ..ConvertOptions::default() };
+    let made = convert(source.as_ref(), &blueprint, &store, &keeping, &progress);
     notices.end();
     match made {
         Ok(report) => {
-            report.notes.into_iter().for_each(|note| notices.send(Notice::Model(note)));
+            report.notes.into_iter().chain(note).for_each(|note| notices.send(Notice::Model(note)));
             Ok(store)
         }
         Err(e) if matches!(e.kind, StoreErrorKind::Io | StoreErrorKind::NoSpace) => {

@@ -12,6 +12,7 @@ use larder_store::{ConvertOptions, ConvertReport, Source, SourceOptions, convert
 use super::{ConvertProgress, HubName, download_of};
 use crate::notices::{Notice, Notices};
 use crate::open::{blueprint_of, check_ignored, check_sidecars};
+use crate::vision::kept_tower;
 
 /// Downloads the model `name`, opened as `opening` says, and makes a store of it, or continues where this was
 /// interrupted.
@@ -49,7 +50,11 @@ fn make(
 ) -> Result<ConvertReport> {
     check_ignored(source, &opening.ignored_keys)?;
     check_sidecars(source)?;
-    Ok(convert(source, &blueprint_of(source)?, store, options, progress)?)
+    let blueprint = blueprint_of(source)?;
+    let (tower, note) = kept_tower(source, None, &blueprint)?;
+    let mut report = convert(source, &blueprint, store, &ConvertOptions { tower, ..options.clone() }, progress)?;
+    report.notes.extend(note);
+    Ok(report)
 }
 
 /// Passes the progress of each file on.

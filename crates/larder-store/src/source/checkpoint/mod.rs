@@ -19,7 +19,8 @@ use crate::{
         safetensors::{Dtype, SafetensorsHeader, TensorEntry, kind_of},
     },
     source::{
-        IncomingFiles, MtpTensors, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, SourceOptions,
+        IncomingFiles, MtpTensors, PROCESSORS, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, SourceOptions, TowerForm,
+        TowerSource,
         config_json::{self, text_value},
         file_rows::FileRows,
         ignored_note,
@@ -28,7 +29,8 @@ use crate::{
         minimax_m3,
         mtp::{is_prediction, is_used, prediction_note, set_mtp, uses_mtp, usual_name},
         set_ignored,
-        text_names::{TextNames, is_of_other_inputs, other_inputs_note, same_tensor},
+        text_names::{TextNames, is_of_other_inputs, is_of_tower, other_inputs_note, same_tensor},
+        tower::{PROCESSOR_LIMIT, TowerPlace, TowerTensor, TowerTensors},
     },
 };
 
@@ -39,7 +41,7 @@ pub struct Checkpoint {
     path: PathBuf,
     config: Value,
     files: Vec<WeightFile>,
-    incoming: Option<Box<dyn IncomingFiles>>,
+    incoming: Option<Arc<dyn IncomingFiles>>,
     /// Digest of the checksums of the files that are being downloaded.
     published: Option<String>,
     /// By their names in a model of text.
@@ -85,7 +87,7 @@ impl Checkpoint {
     }
 
     /// Opens a folder whose small files exist, and whose weight files are still being downloaded.
-    pub fn incoming(path: &Path, incoming: Box<dyn IncomingFiles>) -> Result<Self> {
+    pub fn incoming(path: &Path, incoming: Arc<dyn IncomingFiles>) -> Result<Self> {
         Self::load(path, Some(incoming))
     }
 
@@ -102,7 +104,7 @@ impl Checkpoint {
         Ok(files)
     }
 
-    fn load(path: &Path, incoming: Option<Box<dyn IncomingFiles>>) -> Result<Self> {
+    fn load(path: &Path, incoming: Option<Arc<dyn IncomingFiles>>) -> Result<Self> {
         let mut fingerprint = XxHash3_64::new();
         let config_path = path.join("config.json");
         let config = read_small(&config_path, CONFIG_LIMIT)?
@@ -265,6 +267,33 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Whether there is an image tower that the config describes.
+    fn has_tower(&self) -> bool {
+        let nests = [&self.config["thinker_config"], &self.config];
+        nests.iter().any(|nest| nest["vision_config"].is_object()) && self.tensors.keys().any(|name| is_of_tower(name))
+    }
+
+    /// The file about the processor of images, if there is one.
+    fn processor(&self) -> Result<Option<Value>> {
+        for name in PROCESSORS {
+            let path = self.path.join(name);
+            if let Some(bytes) = read_small(&path, PROCESSOR_LIMIT)? {
+                return serde_json::from_slice(&bytes).map(Some).map_err(|e| not_json(&path, &e));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A tensor of the tower; `None` if its dtype is not supported.
+    fn tower_tensor(&self, location: &TensorLocation) -> Option<TowerTensor> {
+        let (meta, start) = (location.meta.clone().ok()?, location.stored.start);
+        let place = match (&self.files[location.file], &self.incoming) {
+            (WeightFile::Incoming(file), Some(incoming)) => TowerPlace::Incoming(incoming.clone(), file.name.clone()),
+            (file, _) => TowerPlace::Local(file.local()?.clone()),
+        };
+        (location.stored.dtype != Dtype::I64).then_some(TowerTensor { meta, place, start })
+    }
+
     fn get(&self, name: &str) -> Option<&TensorLocation> {
         let own = self.tensors.get(name);
         own.or_else(|| same_tensor(name).into_iter().find_map(|other| self.tensors.get(&other)))
@@ -309,10 +338,22 @@ impl Source for Checkpoint {
         read_small(&self.path.join(name), SIDECAR_LIMIT)
     }
 
+    fn tower(&self) -> Result<Option<TowerSource>> {
+        if !self.has_tower() {
+            return Ok(None);
+        }
+        let form = TowerForm::Checkpoint { config: self.config.clone(), processor: self.processor()? };
+        let of_tower = self.tensors.iter().filter(|(name, _)| is_of_tower(name));
+        let tensors = of_tower.filter_map(|(name, location)| Some((name.clone(), self.tower_tensor(location)?)));
+        TowerTensors(tensors.collect()).into_source(&self.path, form).map(Some)
+    }
+
     fn notes(&self) -> Vec<String> {
         let (layers, used) = (self.layers(), uses_mtp(&self.config));
         let count = |wanted: &dyn Fn(&str) -> bool| self.tensors.keys().filter(|name| wanted(name)).count();
-        let other_inputs = other_inputs_note(count(&is_of_other_inputs));
+        let sees = self.has_tower();
+        let others = count(&|name| is_of_other_inputs(name) && !(sees && is_of_tower(name)));
+        let other_inputs = other_inputs_note(others, sees);
         let unused = count(&|name| is_prediction(name, layers) && !(used && is_used(name, layers)));
         let ignored = ignored_note(&self.config);
         other_inputs.into_iter().chain(prediction_note(unused)).chain(ignored).collect()

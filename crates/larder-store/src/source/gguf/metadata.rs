@@ -117,6 +117,11 @@ impl Metadata {
         self.get(key, "a list of strings", |v| if let Value::Texts(l) = v { Some(l.as_slice()) } else { None })
     }
 
+    /// The entries whose keys begin with `prefix`, in no order.
+    pub fn entries(&self, prefix: &str) -> impl Iterator<Item = (&str, &Value)> {
+        self.values.iter().filter(move |(key, _)| key.starts_with(prefix)).map(|(key, value)| (key.as_str(), value))
+    }
+
     /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path

@@ -14,11 +14,11 @@ use self::{
     stored::{HubTensor, Stored},
 };
 use super::{
-    MtpTensors, Source, SourceFile, SourceOptions,
+    MtpTensors, Source, SourceFile, SourceOptions, TowerSource,
     file_rows::FileRows,
-    ignored_note,
+    ignored_note, mmproj_beside,
     mtp::{prediction_note, set_mtp},
-    set_ignored,
+    open_mmproj, set_ignored,
 };
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
@@ -41,6 +41,7 @@ mod stored;
 mod tokenizer;
 mod weight_names;
 
+pub(crate) use metadata::Value as MetadataValue;
 pub(crate) use reader::{DEFAULT_ALIGNMENT, GgufHeader, GgufTensor, MAGIC, tag};
 pub(crate) use weight_names::gguf_names;
 
@@ -151,6 +152,11 @@ impl Source for Gguf {
             _ => return Ok(None),
         };
         Ok(Some(json.to_string().into_bytes()))
+    }
+
+    /// That of the `mmproj` file in the same folder.
+    fn tower(&self) -> Result<Option<TowerSource>> {
+        mmproj_beside(self.path()).map(|path| open_mmproj(&path)).transpose()
     }
 
     fn notes(&self) -> Vec<String> {

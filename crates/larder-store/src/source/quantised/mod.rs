@@ -13,7 +13,7 @@ use half::f16;
 use larder_core::{ExpertNames, NumberFormat, TensorMeta, TensorRows, Tensors, TensorsError};
 use serde_json::Value;
 
-use super::{Checkpoint, Source, SourceFile, config_json::text_value};
+use super::{Checkpoint, Source, SourceFile, TowerSource, config_json::text_value};
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
     files::checksum::checksum_of,
@@ -349,6 +349,11 @@ impl Source for QuantisedCheckpoint {
 
     fn sidecar(&self, name: &str) -> Result<Option<Vec<u8>>> {
         self.model.stored.sidecar(name)
+    }
+
+    /// Towers are not quantised.
+    fn tower(&self) -> Result<Option<TowerSource>> {
+        self.model.stored.tower()
     }
 
     fn notes(&self) -> Vec<String> {

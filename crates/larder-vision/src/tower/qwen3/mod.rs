@@ -9,10 +9,8 @@ use larder_kernels::ThreadPool;
 use twox_hash::XxHash3_64;
 
 use super::weights::WeightReader;
-use super::{Tower, TowerFile};
-use crate::compute::{
-    ColumnPanels, FullAttention, LayerNorm, TowerActivation, TowerLinear, attention, attention_scratch_bytes,
-};
+use super::{Tower, TowerFile, TowerLimits, TowerSizes};
+use crate::compute::{ColumnPanels, FullAttention, LayerNorm, TowerActivation, TowerLinear, attention};
 use crate::decode::RgbImage;
 use crate::error::VisionError;
 use crate::processor::{Patches, Processor};
@@ -20,6 +18,7 @@ use crate::processor::{Patches, Processor};
 mod config;
 mod names;
 mod positions;
+mod sizes;
 
 pub use config::Qwen3TowerConfig;
 use config::processor_of;
@@ -57,14 +56,33 @@ pub struct Qwen3Tower {
 /// Opens the tower of a file.
 pub fn open(file: &TowerFile, tensors: &dyn Tensors, pool: Arc<ThreadPool>) -> Result<Box<dyn Tower>, VisionError> {
     let weights = WeightReader { tensors };
-    let (config, names) = match file {
-        TowerFile::Checkpoint { config, .. } => {
-            (Qwen3TowerConfig::of_checkpoint(config)?, Qwen3Names::of_checkpoint(&weights))
-        }
-        TowerFile::Mmproj(keys) => (Qwen3TowerConfig::of_mmproj(keys, tensors)?, Qwen3Names::of_mmproj()),
-    };
+    let (config, names) = read_config(file, &weights)?;
     let processor = Processor::new(processor_of(file, &config)?);
     Ok(Box::new(Qwen3Tower::read(config, processor, &weights, &names, pool)?))
+}
+
+/// The sizes of the tower of a file.
+pub fn describe(file: &TowerFile, tensors: &dyn Tensors, limits: TowerLimits) -> Result<TowerSizes, VisionError> {
+    let weights = WeightReader { tensors };
+    let (config, names) = read_config(file, &weights)?;
+    let processor = Processor::new(processor_of(file, &config)?);
+    config.sizes(&processor, &weights, &names, limits)
+}
+
+/// The processor of the tower of a file.
+pub fn processor(file: &TowerFile, tensors: &dyn Tensors) -> Result<Processor, VisionError> {
+    let (config, _) = read_config(file, &WeightReader { tensors })?;
+    Ok(Processor::new(processor_of(file, &config)?))
+}
+
+/// The config of the tower of a file, and the names of its tensors.
+fn read_config(file: &TowerFile, weights: &WeightReader) -> Result<(Qwen3TowerConfig, Qwen3Names), VisionError> {
+    Ok(match file {
+        TowerFile::Checkpoint { config, .. } => {
+            (Qwen3TowerConfig::of_checkpoint(config)?, Qwen3Names::of_checkpoint(weights))
+        }
+        TowerFile::Mmproj(keys) => (Qwen3TowerConfig::of_mmproj(keys, weights.tensors)?, Qwen3Names::of_mmproj()),
+    })
 }
 
 impl Qwen3Tower {
@@ -172,6 +190,10 @@ impl Tower for Qwen3Tower {
         Ok(EncodedImage { grid, width: config.out, rows: self.merge(&self.merger, &x), deepstack })
     }
 
+    fn limit_pixels(&mut self, pixels: usize) {
+        self.processor = self.processor.limited_to(pixels);
+    }
+
     fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
@@ -191,14 +213,7 @@ impl Tower for Qwen3Tower {
     }
 
     fn memory_bytes(&self, pixels: usize) -> u64 {
-        let Qwen3TowerConfig { hidden, intermediate, heads, out, .. } = self.config;
-        let patches = pixels / self.config.patch.pow(2);
-        // The residual stream, its norm, and either queries, keys, values and the mixed rows, or the MLP.
-        let widest = (2 * hidden + (5 * hidden).max(intermediate + hidden)).max(3 * self.config.patch.pow(2) + hidden);
-        let results = (self.deepstack.len() + 1) * out / self.config.patches_per_token() + 1;
-        let rows = (patches * (widest + results + self.config.head_dim()) * size_of::<f32>()) as u64;
-        // A picture on its way through both passes of the resize.
-        rows + attention_scratch_bytes(patches, heads, self.config.head_dim(), self.pool.threads()) + 12 * pixels as u64
+        self.config.encoding_bytes(pixels, self.pool.threads())
     }
 
     fn operations(&self, pixels: usize) -> f64 {

@@ -7,7 +7,7 @@ use std::{path::Path, sync::Arc};
 use anyhow::{Result, anyhow, bail};
 use larder_core::printable;
 use larder_os::memory;
-use larder_runtime::{blueprint_of, check_ignored, check_sidecars, models, rounding_error};
+use larder_runtime::{blueprint_of, check_ignored, check_sidecars, kept_tower, models, rounding_error};
 use larder_store::{
     AddedDrive, ConvertOptions, Division, FormatMix, Importance, Manifest, MtpTensors, add_drive, check_second_folder,
     convert, identity, open_source_with, read_small,
@@ -49,9 +49,14 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
         },
         importance: importance.map(Arc::new),
         small_experts: args.small_copy,
+        tower: None,
         stripe: args.stripe.clone(),
     };
     let (report, rounding) = match models::hub_name(&args.source) {
+        Some(_) if args.mmproj.is_some() => bail!(
+            "--mmproj is for a source on disk; leave it out, and then use `larder store add-vision FILE {}`",
+            args.store.display()
+        ),
         Some(name) => (models::fetch(&name, &args.store, &options, &args.opening(), &notices())?, None),
         None => {
             let source = open_source_with(&args.source, args.opening())?;
@@ -59,7 +64,10 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
             check_sidecars(source.as_ref())?;
             let progress = StoreProgress::new("converting");
             let blueprint = blueprint_of(source.as_ref())?;
-            let report = convert(source.as_ref(), &blueprint, &args.store, &options, &progress)?;
+            let (tower, note) = kept_tower(source.as_ref(), args.mmproj.as_deref(), &blueprint)?;
+            let options = ConvertOptions { tower, ..options };
+            let mut report = convert(source.as_ref(), &blueprint, &args.store, &options, &progress)?;
+            report.notes.extend(note);
             progress.finish();
             (report, rounding_error(source.as_ref(), &blueprint, &args.store)?)
         }

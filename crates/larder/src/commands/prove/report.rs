@@ -25,9 +25,9 @@ pub struct CaseResult {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
-    /// So many tokens and all of their logits have equal bits.
+    /// This number of tokens and all of their logits have equal bits.
     Identical { tokens: usize },
-    /// So many tokens are equal before the first that is not.
+    /// This number of tokens are equal before the first that is not.
     Differs { tokens: usize, difference: FirstDifference },
     /// There was nothing to compare.
     LeftOut { why: String },

@@ -41,6 +41,7 @@ pub(in crate::source::gguf) fn hub_config(
         "llama" => mixtral(&hp)?,
         "qwen2moe" => qwen2_moe(&hp)?,
         "qwen3moe" => qwen3_moe(&hp)?,
+        "qwen3vlmoe" => qwen3_vl_moe(&hp)?,
         "olmoe" => olmoe(&hp)?,
         "gpt-oss" => gpt_oss(&hp)?,
         "gemma4" => gemma4(&hp)?,
@@ -113,6 +114,23 @@ fn qwen3_moe(hp: &Hyperparameters) -> Result<Keys> {
     let mut own = hp.qwen("qwen3_moe", true)?;
     own.insert("head_dim".into(), hp.head_dim()?.into());
     own.insert("attention_bias".into(), false.into());
+    Ok(own)
+}
+
+/// As Qwen3-MoE, with positions of three dimensions.
+fn qwen3_vl_moe(hp: &Hyperparameters) -> Result<Keys> {
+    let mut own = qwen3_moe(hp)?;
+    own.insert("model_type".into(), "qwen3_vl_moe_text".into());
+    if let Some(sections) = hp.metadata.ints(&hp.key("rope.dimension_sections")?)? {
+        // The fourth section, which has no frequencies, is that of llama.cpp.
+        let sections: Vec<i64> = sections.iter().take(3).copied().collect();
+        let mut scaling = hp.rope_scaling()?;
+        if !scaling.is_object() {
+            scaling = json!({"rope_type": "default"});
+        }
+        scaling["mrope_section"] = sections.into();
+        own.insert("rope_scaling".into(), scaling);
+    }
     Ok(own)
 }
 

@@ -42,6 +42,7 @@ pub(in crate::source::gguf) const ARCHITECTURES: &[Architecture] = &[
         layer: &[NORMS, ATTENTION, OUTPUT, ATTENTION_BIAS, ROUTER, SHARED_EXPERT],
     },
     Architecture { arch: "qwen3moe", outer: OUTER, layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, ROUTER] },
+    Architecture { arch: "qwen3vlmoe", outer: OUTER, layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, ROUTER] },
     Architecture { arch: "olmoe", outer: OUTER, layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, ROUTER] },
     Architecture {
         arch: "gpt-oss",

@@ -60,6 +60,15 @@ fn qwen2_and_qwen3_differ_in_normalised_weights() {
 }
 
 #[test]
+fn qwen3_vl_has_sections_of_positions() {
+    let file = layer("qwen3vlmoe", &[]).uint("qwen3vlmoe.attention.key_length", 16);
+    has(&config(&file), json!({ "model_type": "qwen3_vl_moe_text", "head_dim": 16, "rope_scaling": null }));
+    let sections = file.ints("qwen3vlmoe.rope.dimension_sections", &[4, 2, 2, 0]);
+    let scaling = json!({ "rope_type": "default", "mrope_section": [4, 2, 2] });
+    has(&config(&sections), json!({ "rope_scaling": scaling }));
+}
+
+#[test]
 fn olmoe_clips_if_the_metadata_say_so() {
     has(&config(&layer("olmoe", &[])), json!({ "clip_qkv": null, "norm_topk_prob": false, "intermediate_size": 4 }));
     let clipped = layer("olmoe", &[]).float("olmoe.attention.clamp_kqv", 8.0);
