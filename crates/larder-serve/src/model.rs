@@ -1,6 +1,8 @@
 //! The model as the server needs it.
 
-use larder_engine::ContextLimit;
+use std::sync::{Arc, OnceLock};
+
+use larder_engine::{ContextLimit, Images, Sight};
 use larder_text::{ChatFormat, ChatTemplate, GenerationConfig, Tokenizer, Welcome};
 use serde_json::Value;
 
@@ -43,8 +45,23 @@ pub struct ServedModel {
     pub top_k: usize,
     /// The memory plan, as `/engine` reports it.
     pub memory_plan: Value,
+    /// What it sees with.
+    pub vision: ServedVision,
     /// Whether its files can be read. Takes no time unless a read has failed.
     pub files: FilesCheck,
+}
+
+/// What a model sees with.
+#[derive(Clone, Default)]
+pub struct ServedVision {
+    /// What reads and encodes pictures; `None` for a model that reads text only.
+    pub sight: Option<Arc<dyn Sight>>,
+    /// The pictures that this process knows.
+    pub images: Images,
+    /// Why images are refused where there is no sight, as a sentence without its full stop; empty for a model of text.
+    pub blindness: String,
+    /// The roles whose images the chat template shows as parts, found out when the first one comes.
+    pub showing_roles: OnceLock<Vec<&'static str>>,
 }
 
 /// What a model is.
@@ -75,6 +92,11 @@ impl ServedModel {
     /// Special tokens that stay in the text of a chat's answer, where its parser needs them.
     pub fn shown_tokens(&self) -> &[u32] {
         self.chat_format.shown_tokens()
+    }
+
+    /// Whether it sees.
+    pub fn sees(&self) -> bool {
+        self.vision.sight.is_some()
     }
 
     /// Refuses requests while its drive is away.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use larder_text::{ContextFull, grammar_bytes};
 use tokio::sync::Semaphore;
 
+use crate::fetch::ImageHost;
 use crate::net::connection::BUFFER_BYTES;
 use crate::sequences::history::history_bytes;
 use crate::sequences::sessions::{SessionDisk, index_bytes};
@@ -14,6 +15,12 @@ use crate::upstream::UpstreamOptions;
 pub const TOKENIZER_THREADS: usize = 2;
 /// Threads that compile grammars, each with its memory in the plan.
 pub const GRAMMAR_THREADS: usize = 1;
+/// Threads that read the files of pictures, each with the memory of one of the largest.
+pub const PICTURE_THREADS: usize = 1;
+/// Threads that look up the names of hosts of pictures.
+pub const LOOKUP_THREADS: usize = 1;
+/// Tokens of encoded pictures that requests hold at most, unless a single picture has more.
+pub const ENCODED_TOKENS: usize = 8192;
 /// Bytes of request bodies in memory, over all connections.
 const BODIES_BYTES_MAX: usize = 64 << 20;
 
@@ -58,6 +65,8 @@ pub struct ServerOptions {
     pub with_tls: bool,
     /// Another server, for the models that this one does not have.
     pub upstream: Option<UpstreamOptions>,
+    /// Hosts whose pictures are fetched; without any no picture is.
+    pub image_urls: Vec<ImageHost>,
 }
 
 /// An API key.
@@ -84,6 +93,13 @@ impl ServerOptions {
         requests.saturating_add(index).saturating_add(history_bytes(context))
     }
 
+    /// Bytes of a model that sees beside those: the files of pictures of requests, and what its tower makes of the
+    /// pictures of prompts that are computed, of at most `image_tokens` tokens each with `token_bytes` bytes.
+    pub fn picture_bytes(&self, image_tokens: usize, token_bytes: u64) -> u64 {
+        let files = (self.all_permits() as u64) << 10;
+        files.saturating_add((ENCODED_TOKENS.max(image_tokens) as u64).saturating_mul(token_bytes))
+    }
+
     /// Bytes of the grammars of a model of `vocab` tokens.
     pub fn grammar_bytes(&self, vocab: usize) -> u64 {
         grammar_bytes(vocab, self.grammars())
@@ -97,6 +113,11 @@ impl ServerOptions {
     /// Permits for a body of this size, one per KiB.
     pub fn body_permits(&self, bytes: usize) -> u32 {
         (bytes.min(self.body_bytes).div_ceil(1 << 10)).clamp(1, self.all_permits()) as u32
+    }
+
+    /// Permits for the files of a request's pictures, one per KiB.
+    pub fn picture_permits(&self, bytes: usize) -> u32 {
+        bytes.div_ceil(1 << 10).clamp(1, self.all_permits()) as u32
     }
 
     /// Permits for all bodies in memory.

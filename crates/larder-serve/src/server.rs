@@ -9,7 +9,7 @@ use axum::middleware;
 
 use crate::http::guard::guard;
 use crate::net::listener::ServerListener;
-use crate::options::{GRAMMAR_THREADS, ServerOptions, TOKENIZER_THREADS};
+use crate::options::{GRAMMAR_THREADS, LOOKUP_THREADS, ServerOptions, TOKENIZER_THREADS};
 use crate::pool::{ModelPool, ModelSource};
 use crate::state::SharedState;
 use crate::{http, net::connection};
@@ -33,7 +33,7 @@ where
 {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(HTTP_THREADS)
-        .max_blocking_threads(TOKENIZER_THREADS + GRAMMAR_THREADS + 2)
+        .max_blocking_threads(TOKENIZER_THREADS + GRAMMAR_THREADS + LOOKUP_THREADS + 2)
         .thread_name("http")
         .enable_all()
         .build()?;

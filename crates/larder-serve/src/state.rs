@@ -6,8 +6,9 @@ use std::sync::{Arc, OnceLock};
 use larder_text::{GrammarCompiler, GrammarError};
 use tokio::sync::Semaphore;
 
+use crate::fetch::{FETCH_TIME, PictureFetcher};
 use crate::model::ServedModel;
-use crate::options::{GRAMMAR_THREADS, ServerOptions, TOKENIZER_THREADS};
+use crate::options::{GRAMMAR_THREADS, PICTURE_THREADS, ServerOptions, TOKENIZER_THREADS};
 use crate::queue::RequestQueue;
 use crate::telemetry::live::LiveEvents;
 use crate::telemetry::metrics::{Metrics, ResponseCounts};
@@ -27,6 +28,10 @@ pub struct SharedState {
     pub grammar_permits: Arc<Semaphore>,
     /// One permit for each grammar that may be in memory.
     pub grammar_room: Arc<Semaphore>,
+    pub picture_permits: Arc<Semaphore>,
+    /// One permit for each KiB of the files of pictures that requests hold.
+    pub picture_room: Arc<Semaphore>,
+    pub fetcher: PictureFetcher,
 }
 
 impl SharedState {
@@ -41,6 +46,9 @@ impl SharedState {
             notes: Notes::default(),
             grammar_permits: Arc::new(Semaphore::new(GRAMMAR_THREADS)),
             grammar_room: Arc::new(Semaphore::new(options.grammars())),
+            picture_permits: Arc::new(Semaphore::new(PICTURE_THREADS)),
+            picture_room: Arc::new(Semaphore::new(options.all_permits())),
+            fetcher: PictureFetcher::new(options.image_urls.clone(), FETCH_TIME),
             options,
         }
     }

@@ -9,6 +9,8 @@ mod embeddings;
 mod fields;
 mod fill_in;
 mod hot;
+mod image_urls;
+mod images;
 #[cfg(unix)]
 mod listening;
 mod memory;

@@ -171,6 +171,10 @@ const MARKDOWN: &str = concat!(
 const PREFILL: &str =
     concat!(include_str!("../../../crates/larder-serve/src/page/prefill.js"), include_str!("prefill.js"));
 
+/// The script of what messages say and show, and one that asks it.
+const CONTENT: &str =
+    concat!(include_str!("../../../crates/larder-serve/src/page/content.js"), include_str!("content.js"));
+
 /// What a script prints, if there is a program to run it.
 fn printed_by(script: &str) -> Option<Value> {
     let node = Command::new("node").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
@@ -205,4 +209,17 @@ fn hostile_markdown_takes_linear_time() {
     println!("{times}");
     // Linear ones take some milliseconds, quadratic ones ten seconds.
     assert!(times.as_object().unwrap().values().all(|ms| ms.as_u64().unwrap() < 3000), "{times} ms");
+}
+
+#[test]
+fn messages_have_their_files_before_their_text() {
+    let Some(printed) = printed_by(CONTENT) else { return };
+    let picture = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}});
+    let said = "b.md:\n````\nsee:\n```\nx\n```\n````\n\nhi";
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let want = json!(["hi", [picture, text("hi")], [picture, picture], said, [picture, text(said)]]);
+    assert_eq!(printed["contents"], want);
+    let valid = printed["lists"].as_array().unwrap();
+    assert_eq!(valid[..2], [json!(true), json!(true)]);
+    assert!(valid[2..].iter().all(|valid| valid == false), "{valid:?}");
 }

@@ -3,24 +3,29 @@
 mod active;
 mod logprobs;
 mod pace;
+mod pictures;
 mod schedule;
 mod turn;
 
 use std::iter;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_engine::{AheadCounts, LossMeter, Speculation, StepPart, step};
 use larder_model::{Decoder, ExpertPath, Logits, ModelError};
 
 use crate::decode::active::stalled::{StalledRequest, StalledRequests};
-use crate::decode::active::{ActiveRequest, StepTap};
+use crate::decode::active::{ActiveRequest, NeededPictures, StepTap};
 use crate::decode::pace::PromptPace;
+pub use crate::decode::pictures::PictureEncoder;
 use crate::decode::schedule::{KvMemory, MadeRoom, shares};
 use crate::decode::turn::Turn;
 use crate::engine::Engine;
 use crate::error::ApiError;
+use crate::options::ENCODED_TOKENS;
 use crate::queue::job::{GenerationEvent, GenerationJob};
 use crate::queue::{EngineCommand, NextTask};
+use crate::request::image::SeenPicture;
 use crate::sequences::history::{MissReason, PromptHistory};
 use crate::sequences::sessions::Sessions;
 use crate::sequences::slots::ServerSlots;
@@ -35,7 +40,12 @@ const FOLLOWED_TOKENS: usize = 64;
 const STALL: Duration = Duration::from_millis(2);
 
 /// Generates until the queue is closed and all active requests are complete.
-pub fn run(shared: &ServerState, mut engine: Box<dyn Engine>, sessions: Option<Sessions>) {
+pub fn run(
+    shared: &ServerState,
+    mut engine: Box<dyn Engine>,
+    sessions: Option<Sessions>,
+    encoder: Option<PictureEncoder>,
+) {
     let options = &shared.server.options;
     let count = options.sessions.max(options.parallel);
     let context = shared.model.context.tokens;
@@ -55,6 +65,7 @@ pub fn run(shared: &ServerState, mut engine: Box<dyn Engine>, sessions: Option<S
         history: PromptHistory::default(),
         memory,
         stalled,
+        encoder,
         pace,
         rates,
         has_idle_work: true,
@@ -72,6 +83,8 @@ struct DecodeLoop<'a> {
     history: PromptHistory,
     memory: KvMemory<'a>,
     stalled: StalledRequests<'a>,
+    /// What encodes pictures, if the model sees.
+    encoder: Option<PictureEncoder>,
     pace: PromptPace,
     rates: RateMeter,
     /// Whether the engine has work for the time without requests.
@@ -96,6 +109,7 @@ impl DecodeLoop<'_> {
     /// Makes a step of all requests that have tokens to compute; false if each of them waits for its client.
     fn step(&mut self) -> bool {
         let began = Instant::now();
+        self.have_encoded();
         let mut work = StepWork::default();
         let ready = self.take_turns(&mut work);
         let moved = ready.is_some();
@@ -113,6 +127,28 @@ impl DecodeLoop<'_> {
         }
         self.record_step(&work, began.elapsed());
         moved
+    }
+
+    /// Has the pictures encoded whose tokens are to be computed next, as far as the encoded ones of all requests have
+    /// no more tokens than [`ENCODED_TOKENS`].
+    fn have_encoded(&mut self) {
+        let Some(encoder) = &self.encoder else { return };
+        let mut tokens: usize = self.active.iter().map(ActiveRequest::picture_tokens).sum();
+        for request in &mut self.active {
+            let NeededPictures::Encoded(mut needed) = request.needed_pictures() else { continue };
+            let before = tokens;
+            let mut fits = |seen: &Arc<SeenPicture>| {
+                let own = seen.picture.grid.tokens();
+                let fits = tokens == 0 || tokens + own <= ENCODED_TOKENS;
+                tokens += if fits { own } else { 0 };
+                fits
+            };
+            let fitting = needed.iter().take_while(|seen| fits(seen)).count();
+            needed.truncate(fitting);
+            if tokens > before {
+                request.wait_for(needed, encoder);
+            }
+        }
     }
 
     /// Lets the requests that decode and did not fit the step come first in the next.
@@ -159,7 +195,8 @@ impl DecodeLoop<'_> {
             let fits = |tokens| self.memory.waiting() == 0 && self.memory.fits(tokens, &self.active, &*self.engine);
             let Some(StalledRequest { mut request, tokens }) = self.stalled.take_read(fits) else { return };
             let active: Vec<_> = self.active.iter().map(ActiveRequest::sequence).collect();
-            match self.slots.take_whole(&tokens, false, &active, self.engine.decoder_and_experts().0) {
+            let (prompt, decoder) = ((&tokens[..], &request.pictures()[..]), self.engine.decoder_and_experts().0);
+            match self.slots.take_whole(prompt, false, &active, decoder) {
                 Ok((slot, sequence, _)) => {
                     request.enter_slot(slot, sequence);
                     self.active.push(request);
@@ -195,7 +232,8 @@ impl DecodeLoop<'_> {
             match turn {
                 Turn::Finished(_) => over.push(request),
                 Turn::Ready(_) | Turn::Accepted(_) | Turn::Stalled => {
-                    ready.push(matches!(turn, Turn::Ready(_)));
+                    // Tokens that are computed again may be of pictures.
+                    ready.push(matches!(turn, Turn::Ready(_)) && !request.awaits_picture());
                     self.active.push(request);
                 }
             }
@@ -309,7 +347,9 @@ impl DecodeLoop<'_> {
         let active: Vec<_> = self.active.iter().map(ActiveRequest::sequence).collect();
         let busy = active.iter().map(|sequence| sequence.common_prefix(&job.prompt)).max();
         let held = self.slots.held(&job.prompt).max(busy.unwrap_or(0));
-        let (slot, mut sequence, cached) = match self.slots.take_whole(&job.prompt, job.sees_all(), &active, decoder) {
+        let pictures: Vec<_> = job.pictures.iter().map(|seen| seen.picture.clone()).collect();
+        let taken = self.slots.take_whole((&job.prompt, &pictures), job.sees_all(), &active, decoder);
+        let (slot, mut sequence, cached) = match taken {
             Ok(taken) => taken,
             Err(error) => {
                 let _ = job.events.try_send(GenerationEvent::Failed(ApiError::engine_failed(error.to_string())));

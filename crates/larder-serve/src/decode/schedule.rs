@@ -26,7 +26,7 @@ pub fn shares(active: &[ActiveRequest], ready: &[bool], pace: &PromptPace, most:
     let mut short = SHORT_PROMPT_TOKENS.min(most - decoding);
     let mut share = |request: &ActiveRequest| {
         if request.is_prefilling() {
-            let pending = request.pending();
+            let pending = request.ready_tokens();
             if room == 0 && pending <= short && !request.echoes_logits() {
                 short -= pending;
                 return pending;

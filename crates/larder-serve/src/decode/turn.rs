@@ -9,7 +9,7 @@ pub enum Turn {
     Ready(Option<NewToken>),
     /// It has generated a token that the last step has computed already, as a draft.
     Accepted(NewToken),
-    /// Nothing: the client has not yet taken the text that was sent.
+    /// Nothing: the client has not yet taken the text that was sent, or pictures are being encoded.
     Stalled,
     /// The request is complete, cancelled or failed.
     Finished(Option<NewToken>),

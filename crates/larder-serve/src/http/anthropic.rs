@@ -7,8 +7,9 @@ use axum::response::Response;
 use serde_json::json;
 
 use super::body;
-use super::generate::{generate, prepare_chat};
+use super::generate::{ask_chat, generate};
 use super::models::check_model;
+use super::pictures::seen;
 use super::work::run_blocking;
 use crate::error::{Json, Result};
 use crate::reply::AnthropicFormat;
@@ -19,10 +20,8 @@ use crate::state::App;
 pub async fn messages(State(app): State<App>, request: Request) -> Result<Response> {
     let since = Instant::now();
     let body = body::read(&app.server, request).await?;
-    let asked = run_blocking(&app, move |app| {
-        prepare_chat(app, without_client_lines(app, ChatRequest::parse_anthropic(&body)?))
-    })
-    .await?;
+    let parsed = run_blocking(&app, move |app| Ok(without_client_lines(app, ChatRequest::parse_anthropic(&body)?)));
+    let asked = ask_chat(&app, parsed.await?).await?;
     let prompt_tokens = asked.prompts.iter().map(|(prompt, _)| prompt.len()).sum();
     let format = |params: &GenerationParams, number| {
         AnthropicFormat::new(number, &app.model.name, prompt_tokens, params.stop.clone())
@@ -41,10 +40,11 @@ fn without_client_lines(app: &App, mut request: ChatRequest) -> ChatRequest {
 /// The tokens of the prompt that a request becomes.
 pub async fn count_tokens(State(app): State<App>, request: Request) -> Result<Json> {
     let body = body::read(&app.server, request).await?;
-    run_blocking(&app, move |app| {
+    let request = run_blocking(&app, move |app| {
         let request = without_client_lines(app, ChatRequest::parse_anthropic_count(&body)?);
-        check_model(app, request.params.model.as_deref())?;
-        Ok(Json(json!({"input_tokens": app.model.chat(&request)?.tokens.len()})))
+        check_model(app, request.params.model.as_deref()).map(|()| request)
     })
-    .await
+    .await?;
+    let request = seen(&app, request).await?;
+    run_blocking(&app, move |app| Ok(Json(json!({"input_tokens": app.model.chat(&request)?.tokens.len()})))).await
 }

@@ -118,6 +118,7 @@ fn submit(app: &App, since: Instant, prompt: Vec<u32>) -> Result<mpsc::Receiver<
         prompt,
         embeds: true,
         context: ContextPlan::default(),
+        pictures: vec![],
         sampler: Sampler::new(Sampling::default(), 0).map_err(|error| wrong(&error))?,
         grammar: None,
         stop: StopMatcher::new(vec![]).map_err(|error| wrong(&error))?,

@@ -16,34 +16,42 @@ use tokio::time::timeout_at;
 use super::answer_grammar::AnswerGrammar;
 use super::events::event_stream;
 use super::models::check_model;
-use super::work::run_permitted;
+use super::pictures::seen;
+use super::work::{run_blocking, run_permitted};
 use crate::error::{ApiError, Result};
 use crate::prompt::ChatPrompt;
 use crate::prompt::context::ContextPlan;
 use crate::prompt::turns::PromptTurns;
 use crate::queue::job::{CHANNEL, CompiledGrammar, GenerationJob};
 use crate::reply::{Framing, PendingAnswer, ResponseFormat, ResponseStream, complete_response};
+use crate::request::image::SeenPicture;
 use crate::request::{ChatRequest, CompletionRequest, GenerationParams};
 use crate::state::App;
 
 /// The header with the number that a request has in `/events`; of several answers the first has it.
 const REQUEST_NUMBER: HeaderName = HeaderName::from_static("x-larder-request");
 
-/// Renders and tokenises a chat.
-pub fn prepare_chat(app: &App, mut request: ChatRequest) -> Result<Asked> {
+/// Reads the pictures of a chat, renders and tokenises it.
+pub async fn ask_chat(app: &App, request: ChatRequest) -> Result<Asked> {
     check_model(app, request.params.model.as_deref())?;
+    let request = seen(app, request).await?;
+    run_blocking(app, move |app| prepare_chat(app, request)).await
+}
+
+fn prepare_chat(app: &App, mut request: ChatRequest) -> Result<Asked> {
     app.model.require_files()?;
     app.server.notes.log(&request.params.notes);
     request.params.max_tokens = request.params.max_tokens.or(app.model.max_tokens);
     let full = request.params.context_full.unwrap_or(app.server.options.context_full);
-    let (ChatPrompt { tokens, text, begun, stop, turns }, plan) = app.model.fitted_chat(&request, full)?;
+    let (ChatPrompt { tokens, pictures, text, begun, stop, turns }, plan) = app.model.fitted_chat(&request, full)?;
     let turns = Some(turns);
     let grammar = app.chat_grammar(&request, &text)?;
     let ChatRequest { params, tools, separate_reasoning, .. } = request;
     let tools = tools.map(|tools| tools.schemas).unwrap_or_default();
     let is_separated = separate_reasoning || !tools.is_empty();
     let chat = is_separated.then_some(ChatAnswers { prompt: text, begun, tools, separate_reasoning });
-    Ok(Asked { params, grammar, prompts: vec![(tokens, plan)], turns, more_stops: stop, chat, show_marks: true })
+    let prompts = vec![(tokens, plan)];
+    Ok(Asked { params, grammar, prompts, pictures, turns, more_stops: stop, chat, show_marks: true })
 }
 
 /// Tokenises the prompts of a completion.
@@ -54,7 +62,8 @@ pub fn prepare_completion(app: &App, CompletionRequest { mut params, prompts }: 
     let full = params.context_full.unwrap_or(app.server.options.context_full);
     let prompts = prompts.iter().map(|prompt| app.model.fitted_prompt(prompt, &params, full)).collect::<Result<_>>()?;
     let grammar = params.format.take().map(AnswerGrammar::from);
-    Ok(Asked { params, grammar, prompts, turns: None, more_stops: vec![], chat: None, show_marks: false })
+    let (pictures, more_stops) = (vec![], vec![]);
+    Ok(Asked { params, grammar, prompts, pictures, turns: None, more_stops, chat: None, show_marks: false })
 }
 
 /// A request that was parsed and tokenised.
@@ -64,6 +73,8 @@ pub struct Asked {
     grammar: Option<AnswerGrammar>,
     /// Tokens of each prompt, at least one, and their use of the context.
     pub prompts: Vec<(Vec<u32>, ContextPlan)>,
+    /// The pictures of a chat's images, each once.
+    pictures: Vec<Arc<SeenPicture>>,
     /// Turns of a chat's prompt.
     turns: Option<PromptTurns>,
     /// Stop strings beside those of the request.
@@ -109,7 +120,7 @@ pub async fn generate<F: ResponseFormat + 'static>(
     asked: Asked,
     format: impl FnOnce(&GenerationParams, u64) -> F,
 ) -> Result<Response> {
-    let Asked { mut params, grammar, prompts, turns, more_stops, chat, show_marks } = asked;
+    let Asked { mut params, grammar, prompts, pictures, turns, more_stops, chat, show_marks } = asked;
     let grammar = match grammar {
         Some(grammar) => compile(app, since, grammar).await?,
         None => None,
@@ -133,6 +144,7 @@ pub async fn generate<F: ResponseFormat + 'static>(
             max_tokens: plan.answer_limit(params.max_tokens, prompt.len(), app.model.context.tokens),
             context: *plan,
             prompt: prompt.clone(),
+            pictures: pictures.clone(),
             turns: turns.clone().unwrap_or_else(|| PromptTurns::of_text(prompt)),
             embeds: false,
             echo: params.echo.then(|| app.model.tokenizer.decode(prompt, false)),

@@ -25,6 +25,7 @@ mod models;
 mod ollama;
 mod openai;
 mod openapi;
+mod pictures;
 mod responses;
 mod route;
 mod routes;
@@ -41,5 +42,7 @@ pub fn router(server: Shared, pool: Arc<ModelPool>) -> Router {
     }
 }
 
+#[cfg(test)]
+mod seeing_tests;
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ use larder_core::rfc3339;
 use larder_engine::Sampling;
 use serde_json::{Value, json};
 
-use super::generate::{prepare_chat, prepare_completion};
+use super::generate::{ask_chat, prepare_completion};
 use super::models::check_model;
 use super::work::run_blocking;
 use super::{body, generate};
@@ -28,12 +28,13 @@ pub async fn chat(State(app): State<App>, request: Request) -> Result<Response> 
     if let Some(answer) = loaded(&app, &body, &OLLAMA_CHAT, &format)? {
         return Ok(answer);
     }
-    let asked = run_blocking(&app, move |app| {
+    let request = run_blocking(&app, move |app| {
         let mut request = ChatRequest::parse_ollama(&body)?;
         remove_tag(app, &mut request.params.model);
-        prepare_chat(app, request)
+        Ok(request)
     })
     .await?;
+    let asked = ask_chat(&app, request).await?;
     generate::generate(&app, since, asked, |_, _| format).await
 }
 
@@ -45,15 +46,18 @@ pub async fn generate(State(app): State<App>, request: Request) -> Result<Respon
     if let Some(answer) = loaded(&app, &body, &OLLAMA_GENERATE, &format)? {
         return Ok(answer);
     }
-    let asked = run_blocking(&app, move |app| {
+    let request = run_blocking(&app, move |app| {
         let mut request = OllamaGenerateRequest::parse(&body)?;
         remove_tag(app, &mut request.params().model);
-        match request {
-            OllamaGenerateRequest::Chat(chat) => prepare_chat(app, chat),
-            OllamaGenerateRequest::Raw(completion) => prepare_completion(app, completion),
-        }
+        Ok(request)
     })
     .await?;
+    let asked = match request {
+        OllamaGenerateRequest::Chat(chat) => ask_chat(&app, chat).await?,
+        OllamaGenerateRequest::Raw(completion) => {
+            run_blocking(&app, move |app| prepare_completion(app, completion)).await?
+        }
+    };
     generate::generate(&app, since, asked, |_, _| format).await
 }
 
@@ -142,9 +146,14 @@ pub async fn show(State(app): State<App>, request: Request) -> Result<Json> {
         "template": "",
         "details": details(facts),
         "model_info": info,
-        "capabilities": ["completion", "tools"],
+        "capabilities": capabilities(&app.model),
         "modified_at": rfc3339(UNIX_EPOCH),
     })))
+}
+
+/// What clients may ask of a model.
+fn capabilities(model: &ServedModel) -> Vec<&'static str> {
+    ["completion", "tools"].into_iter().chain(model.sees().then_some("vision")).collect()
 }
 
 /// The default sampling, a line for each setting.

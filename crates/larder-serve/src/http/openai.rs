@@ -6,7 +6,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 
 use super::body;
-use super::generate::{generate, prepare_chat, prepare_completion};
+use super::generate::{ask_chat, generate, prepare_completion};
 use super::work::run_blocking;
 use crate::error::Result;
 use crate::reply::{Endpoint, OpenAiFormat};
@@ -17,7 +17,8 @@ use crate::state::App;
 pub async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
     let since = Instant::now();
     let body = body::read(&app.server, request).await?;
-    let asked = run_blocking(&app, move |app| prepare_chat(app, ChatRequest::parse(&body)?)).await?;
+    let request = run_blocking(&app, move |_| ChatRequest::parse(&body)).await?;
+    let asked = ask_chat(&app, request).await?;
     let format = |params: &GenerationParams, number| OpenAiFormat::new(Endpoint::Chat, number, &app.model.name, params);
     generate(&app, since, asked, format).await
 }

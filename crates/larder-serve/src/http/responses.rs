@@ -8,8 +8,9 @@ use larder_text::ContextFull;
 use serde_json::json;
 
 use super::body;
-use super::generate::{generate, prepare_chat};
+use super::generate::{ask_chat, generate};
 use super::models::check_model;
+use super::pictures::seen;
 use super::work::run_blocking;
 use crate::error::{Json, Result};
 use crate::reply::ResponsesFormat;
@@ -20,23 +21,26 @@ use crate::state::App;
 pub async fn respond(State(app): State<App>, request: Request) -> Result<Response> {
     let since = Instant::now();
     let body = body::read(&app.server, request).await?;
-    let (asked, echo, namespaces) = run_blocking(&app, move |app| {
+    let (chat, echo, namespaces) = run_blocking(&app, move |app| {
         let ResponsesRequest { chat, mut echo, namespaces } = ResponsesRequest::parse(&body)?;
         let full = chat.params.context_full.unwrap_or(app.server.options.context_full);
         echo.insert("truncation".into(), if full == ContextFull::Stop { "disabled" } else { "auto" }.into());
-        Ok((prepare_chat(app, chat)?, echo, namespaces))
+        Ok((chat, echo, namespaces))
     })
     .await?;
+    let asked = ask_chat(&app, chat).await?;
     generate(&app, since, asked, |_, number| ResponsesFormat::new(number, &app.model.name, echo, namespaces)).await
 }
 
 /// The tokens of the prompt that a request becomes.
 pub async fn input_tokens(State(app): State<App>, request: Request) -> Result<Json> {
     let body = body::read(&app.server, request).await?;
-    run_blocking(&app, move |app| {
+    let chat = run_blocking(&app, move |app| {
         let ResponsesRequest { chat, .. } = ResponsesRequest::parse(&body)?;
-        check_model(app, chat.params.model.as_deref())?;
-        Ok(Json(json!({"object": "response.input_tokens", "input_tokens": app.model.chat(&chat)?.tokens.len()})))
+        check_model(app, chat.params.model.as_deref()).map(|()| chat)
     })
-    .await
+    .await?;
+    let chat = seen(&app, chat).await?;
+    let tokens = run_blocking(&app, move |app| Ok(app.model.chat(&chat)?.tokens.len())).await?;
+    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": tokens})))
 }

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::body;
 use super::models::check_model;
+use super::pictures::without_images;
 use super::work::run_blocking;
 use crate::error::{Json, Result};
 use crate::request::{ChatRequest, DetokenizeRequest, TokenizeRequest};
@@ -41,6 +42,7 @@ pub async fn apply_template(State(app): State<App>, request: Request) -> Result<
     run_blocking(&app, move |app| {
         let request = ChatRequest::parse(&body)?;
         check_model(app, request.params.model.as_deref())?;
+        let request = without_images(request, &app.model.vision)?;
         Ok(Json(json!({"prompt": app.model.rendered(&request)?})))
     })
     .await
@@ -62,6 +64,7 @@ pub async fn props(State(app): State<App>) -> Json {
         "context_full": app.server.options.context_full.name(),
         "total_slots": app.server.options.sessions.max(app.server.options.parallel),
         "model_alias": app.model.name,
+        "modalities": {"vision": app.model.sees(), "audio": false},
         "has_chat_template": app.model.template.is_some(),
         "build_info": concat!("larder-", env!("CARGO_PKG_VERSION")),
     }))

@@ -32,17 +32,19 @@ document.addEventListener("keydown", (event) => {
 });
 
 function sendPrompt() {
-  if (!sendMessage($("prompt").value)) return;
+  if (!sendMessage($("prompt").value, undefined, attached)) return;
+  takeAttached();
   $("prompt").value = "";
   fitHeight($("prompt"));
 }
 
 /** Adds a message behind the answer that is shown last, or behind `parent`, and requests its answer; false if it cannot now. */
-function sendMessage(text, parent = chat.tree.lastAnswer(chat.leaf)) {
-  if (!text.trim() || !canGenerate()) return false;
+function sendMessage(text, parent = chat.tree.lastAnswer(chat.leaf), attachments = []) {
+  if ((!text.trim() && !attachments.length) || !canGenerate()) return false;
   const question = newMessage(parent, "user", text);
+  if (attachments.length) question.attachments = attachments;
   chat.tree.put(question);
-  if (chat.isNew) keepNewChat(text);
+  if (chat.isNew) keepNewChat(text.trim() ? text : attachments[0].name);
   generateAnswer(question);
   return true;
 }
@@ -99,7 +101,7 @@ function regenerate(answer) {
 
 /** The body of a request for an answer. */
 function requestBody({ tree, settings }, answer) {
-  const said = tree.path(answer.parent).map(({ role, text, reasoning }) => ({ role, content: text, reasoning_content: reasoning || undefined }));
+  const said = tree.path(answer.parent).map((message) => ({ role: message.role, content: contentOf(message), reasoning_content: message.reasoning || undefined }));
   const system = settings.system?.trim();
   return JSON.stringify({
     messages: [...(system ? [{ role: "system", content: system }] : []), ...said],

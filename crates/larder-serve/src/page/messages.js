@@ -49,6 +49,7 @@ class QuestionView extends MessageView {
   constructor(message) {
     super(message, make("article", "message user"), "Message");
     this.body.textContent = message.text;
+    this.body.before(...attachmentViews(message));
     this.mark = make("p", "dropped quiet");
     this.element.prepend(this.mark);
   }
@@ -78,7 +79,8 @@ class QuestionView extends MessageView {
     };
     editor.onsubmit = (event) => {
       event.preventDefault();
-      if (field.value === this.message.text || sendMessage(field.value, this.message.parent)) this.endEdit();
+      const { text, parent, attachments } = this.message;
+      if (field.value === text || sendMessage(field.value, parent, attachments)) this.endEdit();
     };
     this.element.classList.add("edited");
     this.body.before(editor);

@@ -34,6 +34,8 @@ const SCRIPT: &str = concat!(
     include_str!("tabs.js"),
     include_str!("models.js"),
     include_str!("settings.js"),
+    include_str!("content.js"),
+    include_str!("attachments.js"),
     include_str!("messages.js"),
     include_str!("prefill.js"),
     include_str!("generation.js"),

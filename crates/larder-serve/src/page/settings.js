@@ -57,9 +57,10 @@ function standardContextFull() {
 
 /** Shows the settings of the server, or of a model where it has several, where the form is empty. */
 async function showDefaults(model) {
-  const { default_generation_settings: { params }, context_full: contextFull } = await fetchJson(modelPath("/props", model));
+  const { default_generation_settings: { params }, context_full: contextFull, modalities } = await fetchJson(modelPath("/props", model));
   if (model !== modelOf(chat)) return;
   showPlaceholders(params);
+  showModalities(modalities);
   serverContextFull = contextFull ?? serverContextFull;
   const choice = $("context-full").querySelector(`[value="${standardContextFull()}"]`);
   $("context-full").options[0].textContent = `Default: ${choice.textContent.toLowerCase()}`;

@@ -1,8 +1,8 @@
 // Conversations and their messages as records, in IndexedDB, or in memory where a browser offers none. A message is written only by
 // the page that generates it, and a conversation's fields are merged, so that pages in several tabs overwrite nothing of each other.
 const READ = "readonly", WRITE = "readwrite";
-/** Messages that a search reads at a time. */
-const BATCH = 500;
+/** Messages that a search reads at a time; some have pictures. */
+const BATCH = 50;
 
 /** A random id of a record. */
 function newId() {

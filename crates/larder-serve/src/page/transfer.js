@@ -99,6 +99,7 @@ function messageOf(source, where, ids, roles) {
     id, parent: ids.get(parent), role, text: wellFormed(source.text), created: timeOf(source.created),
     reasoning: typeof source.reasoning === "string" ? wellFormed(source.reasoning) : "",
     end: ENDS.includes(source.end) ? source.end : null,
+    ...optional("attachments", areAttachments),
     ...optional("error", isText), ...optional("model", isText),
     ...optional("timings", numbers("tokens", "tokens_per_second", "ttft_seconds")),
     ...optional("use", numbers("tokens", "size")),
@@ -133,7 +134,8 @@ async function copyConversation(id) {
 function markdownOf({ title, tree, leaf, settings }) {
   const part = (name, text) => `**${name}**\n\n${text.trim()}\n`;
   const system = settings.system ? [part("System", settings.system)] : [];
-  const said = tree.path(leaf).map(({ role, model, text }) => part(role === "user" ? "User" : (model ?? "Assistant"), text));
+  const files = ({ attachments = [] }) => attachments.map(({ name }) => `[${name}]\n\n`).join("");
+  const said = tree.path(leaf).map((message) => part(message.role === "user" ? "User" : (message.model ?? "Assistant"), files(message) + message.text));
   return [`# ${title}\n`, ...system, ...said].join("\n");
 }
 

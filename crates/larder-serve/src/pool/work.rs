@@ -12,7 +12,7 @@ use larder_os::give_back_freed_memory;
 use super::ModelPool;
 use super::source::PlannedModel;
 use super::state::{Answers, LoadPhase, PoolState, Running, Step};
-use crate::decode;
+use crate::decode::{self, PictureEncoder};
 use crate::engine::Engine;
 use crate::error::ApiError;
 use crate::model::ServedModel;
@@ -119,8 +119,10 @@ impl ModelPool {
     ) -> io::Result<Running> {
         let server = self.server.clone();
         let disk = server.options.session_disk.as_ref().map(|disk| self.disk_of(model, disk));
-        let open = |disk| Sessions::open(disk, &engine.sequence_origin(), served.context.tokens);
+        let images = &served.vision.images;
+        let open = |disk| Sessions::open(disk, &engine.sequence_origin(), served.context.tokens, images.clone());
         let sessions = disk.as_ref().map(open).transpose()?;
+        let encoder = served.vision.sight.clone().map(PictureEncoder::start).transpose()?;
         let app = Arc::new(ServerState {
             queue: RequestQueue::new(server.options.queue, server.options.parallel),
             server,
@@ -134,8 +136,9 @@ impl ModelPool {
             state.loads
         };
         let end = EndOnDrop { pool: self.clone(), app: app.clone(), model, load };
-        let decoding =
-            thread::Builder::new().name("decode".into()).spawn(move || decode::run(&end.app, engine, sessions))?;
+        let decoding = thread::Builder::new()
+            .name("decode".into())
+            .spawn(move || decode::run(&end.app, engine, sessions, encoder))?;
         Ok(Running { router: (self.routes)(app.clone()), app, leases: 0, decoding: Some(decoding), load })
     }
 

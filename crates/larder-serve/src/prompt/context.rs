@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::error::Result;
 use crate::model::ServedModel;
 use crate::prompt::{ChatPrompt, TOO_LONG};
+use crate::request::content::parts_of;
 use crate::request::{ChatRequest, GenerationParams, Prompt};
 
 /// A request's use of its context.
@@ -98,7 +99,7 @@ impl ServedModel {
             Err(error) if error.code == Some(TOO_LONG) => Ok(None),
             Err(error) => Err(error),
         };
-        let fit = turns.fit(|message| self.tokens_of_message(message), self.context.tokens / 4, prompt)?;
+        let fit = turns.fit(|message| self.tokens_of_message(request, message), self.context.tokens / 4, prompt)?;
         let (dropped_turns, prompt) = match fit {
             Some(fit) => fit,
             // The last turn may use the room of the answer too.
@@ -107,19 +108,20 @@ impl ServedModel {
                 (last, self.chat(&request.with_messages(turns.without(last)))?)
             }
         };
-        let dropped_tokens = turns.oldest(dropped_turns).map(|message| self.tokens_of_message(message)).sum();
+        let dropped_tokens = turns.oldest(dropped_turns).map(|message| self.tokens_of_message(request, message)).sum();
         Ok((prompt, ContextCut { dropped_turns, dropped_tokens, shifts: 0 }))
     }
 
-    /// Tokens of a message's texts; of those that no context holds, at least as many as one does.
-    fn tokens_of_message(&self, message: &Value) -> usize {
+    /// Tokens of a message's texts and images; of texts that no context holds, at least as many as one does.
+    fn tokens_of_message(&self, request: &ChatRequest, message: &Value) -> usize {
         let calls = message.get("tool_calls").map(Value::to_string);
         let fields = ["content", "reasoning_content", "reasoning", "thinking"];
         let texts = fields.iter().filter_map(|field| message[*field].as_str()).chain(calls.as_deref());
+        let texts = texts.chain(parts_of(message).iter().filter_map(|part| part["text"].as_str()));
         let tokens = |text: &str| {
             self.tokenizer.encode_for(self.context.tokens, text, false).map_or(self.context.tokens, |ids| ids.len())
         };
-        texts.map(tokens).sum()
+        texts.map(tokens).sum::<usize>().saturating_add(self.tokens_of_images(request, message))
     }
 
     /// Tokens that shifts keep of a chat's prompt: as many as requested, otherwise up to the first question.

@@ -1,14 +1,19 @@
 //! From a request to prompt tokens.
 
 pub mod context;
+mod images;
 pub mod turns;
+
+use std::sync::Arc;
 
 use larder_text::{ChatInput, ChatTemplate, FillInTokens, TemplateError};
 use serde_json::Value;
 
 use crate::error::{ApiError, Result, excerpt};
 use crate::model::ServedModel;
+use crate::prompt::images::pictures_of;
 use crate::prompt::turns::PromptTurns;
+use crate::request::image::SeenPicture;
 use crate::request::{ChatRequest, Prompt};
 
 /// Code of the error for a prompt that the context does not hold.
@@ -19,6 +24,8 @@ pub const TOO_LONG: &str = "context_length_exceeded";
 pub struct ChatPrompt {
     /// Prompt tokens, up to where the answer begins or goes on.
     pub tokens: Vec<u32>,
+    /// The pictures of its images, each once.
+    pub pictures: Vec<Arc<SeenPicture>>,
     /// Text up to where the answer begins.
     pub text: String,
     /// The beginning of an answer that goes on.
@@ -32,13 +39,25 @@ pub struct ChatPrompt {
 impl ServedModel {
     /// Applies the chat template and tokenises.
     pub fn chat(&self, request: &ChatRequest) -> Result<ChatPrompt> {
+        let (guard, guarded) = self.text_guard(request)?.unzip();
+        let request = guarded.as_ref().unwrap_or(request);
         let plain = self.template.is_none();
-        let (text, begun) = self.rendered_parts(request)?;
-        let tokens = self.encode(&format!("{text}{begun}"), plain, "messages")?;
+        let (mut text, mut begun) = self.rendered_parts(request)?;
+        let whole = format!("{text}{begun}");
+        let tokens = match &guard {
+            None => self.encode(&whole, plain, "messages")?,
+            Some(guard) => self.encode_with_images(&whole, request, guard, plain)?,
+        };
         self.check(&tokens, "messages")?;
         let stop = if plain { vec![format!("\n{}:", name_of("user"))] } else { vec![] };
         let turns = self.turns_of(request, &text, &tokens);
-        Ok(ChatPrompt { tokens, text, begun, stop, turns })
+        if let Some(guard) = guard {
+            (text, begun) = (guard.removed(text), guard.removed(begun));
+        }
+        let mut pictures = pictures_of(request);
+        pictures.sort_unstable_by_key(|seen| seen.picture.number);
+        pictures.dedup_by_key(|seen| seen.picture.number);
+        Ok(ChatPrompt { tokens, pictures, text, begun, stop, turns })
     }
 
     /// The text that a chat becomes.
@@ -75,7 +94,8 @@ impl ServedModel {
         request: &ChatRequest,
         add_generation_prompt: bool,
     ) -> Result<String> {
-        let (messages, tools) = self.chat_format.for_template(messages, tools);
+        let messages = self.with_images_shown(messages);
+        let (messages, tools) = self.chat_format.for_template(&messages, tools);
         let Some(template) = &self.template else { return Ok(plain_dialogue(&messages)) };
         let messages = template.adapted(&messages);
         render(
@@ -159,7 +179,7 @@ impl ServedModel {
     }
 
     /// An error that ends with the words by which Claude Code and LiteLLM know that a conversation has to be shortened.
-    fn too_long(&self, param: &str, said: &str, tokens: usize) -> ApiError {
+    pub(super) fn too_long(&self, param: &str, said: &str, tokens: usize) -> ApiError {
         let context = self.context.tokens;
         let known = format!(
             "prompt is too long: {tokens} tokens > {context}; this model's maximum context length is {context} tokens"

@@ -12,6 +12,7 @@ use tracing::Span;
 use crate::error::ApiError;
 use crate::prompt::context::{ContextPlan, ContextUse};
 use crate::prompt::turns::PromptTurns;
+use crate::request::image::SeenPicture;
 use crate::sequences::history::CacheMiss;
 
 /// Events buffered for a client; beyond that its generation stalls (backpressure).
@@ -23,6 +24,8 @@ pub struct GenerationJob {
     pub number: u64,
     /// Prompt tokens: at least one, and fewer than the context.
     pub prompt: Vec<u32>,
+    /// The pictures of its images, each once.
+    pub pictures: Vec<Arc<SeenPicture>>,
     /// Where later prompts are likely to differ from this one.
     pub turns: PromptTurns,
     /// Whether its embedding is wanted and nothing is generated.

@@ -193,6 +193,7 @@ mod tests {
             prompt: vec![1],
             turns: Default::default(),
             embeds: false,
+            pictures: vec![],
             sampler: Sampler::new(Sampling::default(), 0).unwrap(),
             grammar: None,
             stop: StopMatcher::new(vec![]).unwrap(),

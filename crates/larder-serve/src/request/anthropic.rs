@@ -1,14 +1,19 @@
 //! The body of Anthropic's `/v1/messages`, as a chat.
 
+use std::sync::Arc;
+
 use larder_text::TextFormat;
 use serde_json::{Map, Value, json};
 
+use super::author::Author;
+use super::content::Content;
 use super::context::CONTEXT_FULL;
 use super::dialogue::Dialogue;
 use super::fields::Fields;
 use super::format::SCHEMA;
+use super::image::{IMAGE_FIELDS, RequestImage};
 use super::neutral::Neutral;
-use super::parts::{self, Author, CONTENT, PART_FIELDS};
+use super::parts::{self, CONTENT, PART_FIELDS};
 use super::settings::{self, EFFORT, MODEL, REPETITION_PENALTY, SAMPLING, STOPS, STREAM, TEMPLATE_KWARGS};
 use super::table::{Field, Kind, Object, field};
 use super::tools::OfferedTools;
@@ -65,6 +70,7 @@ static BLOCK: Object = Object {
     name: "AnthropicBlock",
     groups: &[
         PART_FIELDS,
+        IMAGE_FIELDS,
         &[
             field("thinking", Kind::Text, "the text of `thinking`"),
             field("id", Kind::Text, "the id of `tool_use`"),
@@ -152,7 +158,7 @@ impl ChatRequest {
 
 fn chat(fields: &Fields) -> Result<ChatRequest> {
     check_context_edits(fields)?;
-    let (messages, continues) = messages(fields)?;
+    let (messages, images, continues) = messages(fields)?;
     let offered = tools(fields)?;
     let mut params = GenerationParams {
         stop: settings::stop_strings(fields, "stop_sequences")?,
@@ -161,7 +167,8 @@ fn chat(fields: &Fields) -> Result<ChatRequest> {
     };
     let (tools, extra) = (offered.requested()?, extra(fields)?);
     params.notes = offered.notes.into_iter().chain(fields.unknown()).collect();
-    Ok(ChatRequest { params, messages, continues, tools, separate_reasoning: true, extra })
+    let chat = ChatRequest { params, messages, images, continues, tools, extra, ..ChatRequest::default() };
+    Ok(ChatRequest { separate_reasoning: true, ..chat })
 }
 
 /// Edits of the history, of which this server makes none: reasoning is in the prompt as far as the chat template prints
@@ -196,20 +203,20 @@ fn extra(fields: &Fields) -> Result<Map<String, Value>> {
     Ok(extra)
 }
 
-/// The messages, and whether the answer continues the last of them, an assistant's.
-fn messages(fields: &Fields) -> Result<(Vec<Value>, bool)> {
+/// The messages with their images, and whether the answer continues the last of them, an assistant's.
+fn messages(fields: &Fields) -> Result<(Vec<Value>, Vec<Arc<RequestImage>>, bool)> {
     let mut dialogue = Dialogue::default();
     if fields.get("system").is_some() {
-        dialogue.text("system", &parts::content(fields, "system", Author::Message)?);
+        dialogue.text("system", parts::content(fields, "system", Author::Message)?);
     }
     let list = fields.objects("messages")?;
     list.iter().try_for_each(|message| add_message(&mut dialogue, message))?;
     if list.is_empty() {
         return Err(Dialogue::empty("messages"));
     }
-    let messages = dialogue.finish("messages")?;
+    let (messages, images) = dialogue.finish("messages")?;
     let continues = messages.last().is_some_and(|last| last["role"] == "assistant");
-    Ok((messages, continues))
+    Ok((messages, images, continues))
 }
 
 fn add_message(dialogue: &mut Dialogue, message: &Fields) -> Result<()> {
@@ -218,29 +225,29 @@ fn add_message(dialogue: &mut Dialogue, message: &Fields) -> Result<()> {
         dialogue.text(role, text);
         return Ok(());
     }
-    // The texts between results of tools are one message.
-    let mut texts: Vec<String> = Vec::new();
+    // What is between results of tools is one message.
+    let author = if role == "assistant" { Author::Answer } else { Author::Message };
+    let mut said: Option<Content> = None;
     for block in message.objects("content")? {
         match (role, block.required_string("type")?) {
             ("assistant", kind) if kind != "text" => {
-                flush(dialogue, role, &mut texts);
+                flush(dialogue, role, &mut said);
                 add_assistant_block(dialogue, kind, &block)?;
             }
             ("user", "tool_result") => {
-                flush(dialogue, role, &mut texts);
+                flush(dialogue, role, &mut said);
                 add_result(dialogue, &block)?;
             }
-            _ => texts.push(parts::text(&block, Author::Message)?),
+            _ => said.get_or_insert_default().push(parts::part(&block, author)?),
         }
     }
-    flush(dialogue, role, &mut texts);
+    flush(dialogue, role, &mut said);
     Ok(())
 }
 
-fn flush(dialogue: &mut Dialogue, role: &str, texts: &mut Vec<String>) {
-    if !texts.is_empty() {
-        dialogue.text(role, &texts.join("\n"));
-        texts.clear();
+fn flush(dialogue: &mut Dialogue, role: &str, said: &mut Option<Content>) {
+    if let Some(said) = said.take() {
+        dialogue.text(role, said);
     }
 }
 
@@ -254,15 +261,17 @@ fn add_assistant_block(dialogue: &mut Dialogue, kind: &str, block: &Fields) -> R
         // Reasoning that only its author's servers can read, and what those servers' own tools did.
         "redacted_thinking" | "server_tool_use" | "mcp_tool_use" => {}
         kind if kind.ends_with("_tool_result") => {}
-        _ => dialogue.text("assistant", &parts::text(block, Author::Answer)?),
+        _ => dialogue.text("assistant", parts::part(block, Author::Answer)?),
     }
     Ok(())
 }
 
 fn add_result(dialogue: &mut Dialogue, block: &Fields) -> Result<()> {
-    let text = parts::content(block, "content", Author::Tool)?;
-    let prefix = if block.flag("is_error") { "Error: " } else { "" };
-    dialogue.result(block.required_string("tool_use_id")?, None, &format!("{prefix}{text}"));
+    let mut content = parts::content(block, "content", Author::Tool)?;
+    if block.flag("is_error") {
+        content = content.prefixed("Error: ");
+    }
+    dialogue.result(block.required_string("tool_use_id")?, None, content);
     Ok(())
 }
 
@@ -377,11 +386,12 @@ mod tests {
         let ChatRequest { params, messages, tools, continues, .. } = parse(&body).unwrap();
         assert_eq!((params.max_tokens, params.stop.len(), tools, continues), (Some(32000), 64, None, true));
         let call = json!({"id": "t", "type": "function", "function": {"name": "find", "arguments": {}}});
+        let seen = json!([{"type": "text", "text": "grep"}, {"type": "image", "index": 0}]);
         let want = [
             json!({"role": "user", "content": "hi"}),
             json!({"role": "system", "content": "Agents: none."}),
             json!({"role": "assistant", "content": "I search.", "tool_calls": [call]}),
-            json!({"role": "tool", "content": "grep\n[image omitted: this model reads text]", "tool_call_id": "t"}),
+            json!({"role": "tool", "content": seen, "tool_call_id": "t"}),
             json!({"role": "assistant", "content": "Found"}),
         ];
         assert_eq!(messages, want);
@@ -408,11 +418,11 @@ mod tests {
             ("max_tokens", json!(0), "max_tokens"),
             ("messages", json!([]), "messages"),
             ("messages", json!([{"role": "judge", "content": "x"}]), "messages[0].role"),
-            ("messages", block(json!({"type": "image", "source": {}})), "messages[0].content[0]"),
+            ("messages", block(json!({"type": "file", "source": {}})), "messages[0].content[0]"),
             ("messages", block(json!({"type": "text"})), "messages[0].content[0].text"),
             ("messages", block(json!({"type": "tool_use", "id": "a"})), "messages[0].content[0]"),
             ("system", json!(5), "system"),
-            ("system", json!([text, {"type": "image"}]), "system[1]"),
+            ("system", json!([text, {"type": "file"}]), "system[1]"),
             ("stop_sequences", json!([""]), "stop_sequences"),
             ("stop_sequences", json!(vec!["a"; 65]), "stop_sequences"),
             ("thinking", json!({"type": "deep"}), "thinking.type"),

@@ -1,27 +1,34 @@
 //! The messages of a chat, built from the items of APIs that split an assistant's turn into several.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
+use super::content::Content;
+use super::image::RequestImage;
 use crate::error::{ApiError, Result};
 
 /// Messages as chat templates read them. Reasoning, text and calls of an assistant's turn become one message.
 #[derive(Default)]
 pub struct Dialogue {
     messages: Vec<Value>,
+    images: Vec<Arc<RequestImage>>,
     /// Reasoning before the next part of an assistant's turn.
     reasoning: String,
 }
 
 impl Dialogue {
-    /// Adds a text of a role, an assistant's to its turn.
-    pub fn text(&mut self, role: &str, text: &str) {
+    /// Adds what a role says, an assistant to its turn.
+    pub fn text(&mut self, role: &str, content: impl Into<Content>) {
         if role != "assistant" {
-            self.messages.push(json!({"role": role, "content": text}));
+            let content = content.into().into_value(&mut self.images);
+            self.messages.push(json!({"role": role, "content": content}));
             return;
         }
+        let text = content.into().into_text();
         let content = &mut self.turn()["content"];
         let before = content.as_str().unwrap_or_default();
-        *content = if before.is_empty() { text.into() } else { format!("{before}\n{text}").into() };
+        *content = if before.is_empty() { Value::from(text) } else { format!("{before}\n{text}").into() };
     }
 
     /// Adds reasoning.
@@ -44,17 +51,18 @@ impl Dialogue {
     }
 
     /// Adds the result of the call of this id.
-    pub fn result(&mut self, id: &str, name: Option<&str>, text: &str) {
-        let mut message = json!({"role": "tool", "content": text, "tool_call_id": id});
+    pub fn result(&mut self, id: &str, name: Option<&str>, content: Content) {
+        let content = content.into_value(&mut self.images);
+        let mut message = json!({"role": "tool", "content": content, "tool_call_id": id});
         if let Some(name) = name {
             message["name"] = name.into();
         }
         self.messages.push(message);
     }
 
-    /// The messages, at least one; `field` is the field that they were read from.
-    pub fn finish(self, field: &str) -> Result<Vec<Value>> {
-        if self.messages.is_empty() { Err(Dialogue::empty(field)) } else { Ok(self.messages) }
+    /// The messages, at least one, and their images; `field` is the field that they were read from.
+    pub fn finish(self, field: &str) -> Result<(Vec<Value>, Vec<Arc<RequestImage>>)> {
+        if self.messages.is_empty() { Err(Dialogue::empty(field)) } else { Ok((self.messages, self.images)) }
     }
 
     /// The error for a chat without messages.

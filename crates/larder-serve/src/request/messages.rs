@@ -1,9 +1,13 @@
 //! The messages of a chat, from OpenAI's format to the one that chat templates read.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 
+use super::author::Author;
 use super::fields::Fields;
-use super::parts::{Author, CONTENT, content};
+use super::image::RequestImage;
+use super::parts::{CONTENT, content};
 use super::table::{Kind, Object, field};
 use super::unsupported::unread;
 use crate::error::{ApiError, Result};
@@ -16,7 +20,7 @@ pub static MESSAGE: Object = Object {
     name: "ChatMessage",
     groups: &[&[
         field("role", ROLES, "its author").required(),
-        field("content", CONTENT, "a text, or text parts; others are refused, and omitted in a tool's result"),
+        field("content", CONTENT, "a text, or parts: texts and images"),
         field("name", Kind::Text, "passed to the chat template"),
         field("tool_call_id", Kind::Text, "the call whose result this is"),
         field("reasoning_content", Kind::Text, "reasoning before the answer"),
@@ -44,17 +48,20 @@ static TOOL_CALL: Object = Object {
     ]],
 };
 
-/// The messages, each with a role that templates know, its content as one string and tool-call arguments as objects.
-pub fn read(fields: &Fields) -> Result<Vec<Value>> {
+/// The messages, each with a role that templates know, its content as one string unless it has images, which are
+/// returned, too, and tool-call arguments as objects.
+pub fn read(fields: &Fields) -> Result<(Vec<Value>, Vec<Arc<RequestImage>>)> {
     let list = fields.objects("messages")?;
     if list.is_empty() {
         let message = "Invalid 'messages': empty array; expected at least one message.";
         return Err(ApiError::invalid_field("messages", "empty_array", message));
     }
-    list.iter().map(one).collect()
+    let mut images = Vec::new();
+    let messages = list.iter().map(|message| one(message, &mut images)).collect::<Result<_>>()?;
+    Ok((messages, images))
 }
 
-fn one(fields: &Fields) -> Result<Value> {
+fn one(fields: &Fields, images: &mut Vec<Arc<RequestImage>>) -> Result<Value> {
     let (role, author) = match fields.required_string("role")? {
         "system" | "developer" => ("system", Author::Message),
         "assistant" => ("assistant", Author::Answer),
@@ -64,7 +71,7 @@ fn one(fields: &Fields) -> Result<Value> {
     };
     let mut message = Map::new();
     message.insert("role".into(), role.into());
-    message.insert("content".into(), content(fields, "content", author)?.into());
+    message.insert("content".into(), content(fields, "content", author)?.into_value(images));
     for field in ["name", "tool_call_id", "reasoning_content", "reasoning", "thinking"] {
         if let Some(text) = fields.string(field) {
             message.insert(field.into(), text.into());

@@ -1,24 +1,29 @@
 //! Request bodies, parsed from untrusted bytes.
 
 mod anthropic;
+pub mod author;
 mod client_lines;
+pub mod content;
 mod context;
 mod dialogue;
 mod embeddings;
 mod fields;
 mod format;
+pub mod image;
 mod infill;
 mod mathml;
 mod messages;
 mod neutral;
 mod ollama;
-mod parts;
+pub mod parts;
 mod responses;
 mod settings;
 pub mod table;
 mod tokens;
 mod tools;
 pub mod unsupported;
+
+use std::sync::Arc;
 
 use larder_text::ContextFull;
 use serde_json::{Map, Value};
@@ -29,6 +34,7 @@ pub use anthropic::{ANTHROPIC, ANTHROPIC_COUNT};
 pub use embeddings::{EMBED, EMBED_ONE, EMBEDDINGS, EmbeddingRequest, EmbeddingStyle};
 use fields::{Fields, wrong_type};
 pub use format::RequestedFormat;
+use image::{RequestImage, SeenPictures};
 pub use infill::INFILL;
 pub use mathml::{MATHML, MathmlRequest};
 pub use ollama::{OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_SHOW, OllamaGenerateRequest, OllamaLoadRequest, shown_model};
@@ -146,8 +152,12 @@ pub struct GenerationParams {
 pub struct ChatRequest {
     /// Generation parameters.
     pub params: GenerationParams,
-    /// The messages as chat templates read them.
+    /// The messages as chat templates read them; a content with images is a list of parts.
     pub messages: Vec<Value>,
+    /// The images, which parts of messages have by their indices.
+    pub images: Vec<Arc<RequestImage>>,
+    /// The pictures that a model has read in them, once it has.
+    pub seen: SeenPictures,
     /// Whether the answer continues the last message, which is an assistant's.
     pub continues: bool,
     /// The tools that the model may call.
@@ -210,9 +220,10 @@ pub fn json(body: &[u8]) -> Result<Value> {
 impl ChatRequest {
     /// The same request with other messages.
     pub fn with_messages(&self, messages: Vec<Value>) -> Self {
-        let ChatRequest { params, tools, extra, .. } = self;
-        let (params, tools, extra) = (params.clone(), tools.clone(), extra.clone());
-        ChatRequest { params, messages, tools, extra, ..*self }
+        let ChatRequest { params, images, seen, tools, extra, .. } = self;
+        let (params, images, seen) = (params.clone(), images.clone(), seen.clone());
+        let (tools, extra) = (tools.clone(), extra.clone());
+        ChatRequest { params, messages, images, seen, tools, extra, ..*self }
     }
 
     /// Parses and checks a body.
@@ -229,11 +240,12 @@ impl ChatRequest {
                 return Err(ApiError::invalid_field("top_logprobs", "invalid_value", message));
             }
         };
-        let messages = messages::read(&fields)?;
+        let (messages, images) = messages::read(&fields)?;
         let offered = OfferedTools::of_chat(&fields)?;
         let chat = ChatRequest {
             continues: continues(&fields, &messages)?,
             messages,
+            images,
             tools: offered.requested()?,
             separate_reasoning: fields.string("reasoning_format") != Some("none"),
             extra: extra(&fields, None),

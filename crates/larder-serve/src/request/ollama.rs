@@ -1,21 +1,28 @@
 //! The bodies of Ollama's `/api/chat`, `/api/generate` and `/api/show`.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use larder_text::TextFormat;
 use serde_json::{Map, Value};
 
+use super::author::Author;
+use super::content::Content;
 use super::context::CONTEXT_FULL;
 use super::dialogue::Dialogue;
 use super::fields::Fields;
+use super::image::RequestImage;
 use super::neutral::Neutral;
-use super::parts::{self, Author, CONTENT};
+use super::parts::{self, CONTENT};
 use super::settings::{self, EFFORT, LIMIT, MODEL, REPEAT_PENALTY, SAMPLING, STOPS, TEMPLATE_KWARGS, stop_strings};
 use super::table::{Field, Kind, Object, field};
 use super::tools::{OfferedTools, TOOLS};
 use super::unsupported::{UNSUPPORTED, refused, unread};
 use super::{ChatRequest, CompletionRequest, GenerationParams, Prompt, RequestedFormat};
 use crate::error::{ApiError, Result};
+
+/// Pictures beside a text.
+const IMAGES: Kind = Kind::List(&Kind::Text);
 
 static OPTIONS: Object = Object {
     name: "OllamaOptions",
@@ -82,7 +89,11 @@ pub static OLLAMA_GENERATE: Object = Object {
             field("suffix", Kind::Text, "the answer fills the gap before this text, if the model has fill-in tokens"),
             refused("template", Neutral::Empty, ""),
             refused("context", Neutral::Empty, ""),
-            refused("images", Neutral::Empty, ""),
+            field(
+                "images",
+                IMAGES,
+                "pictures before the prompt, in base64 or at addresses; not with `raw` or `suffix`",
+            ),
         ],
         SETTINGS,
     ],
@@ -101,7 +112,7 @@ static MESSAGE: Object = Object {
         field("tool_calls", Kind::Objects(&TOOL_CALL), "calls of tools"),
         field("tool_name", Kind::Text, "the tool whose result this is"),
         field("tool_call_id", Kind::Text, "the call whose result this is"),
-        refused("images", Neutral::Empty, "this model reads text only"),
+        field("images", IMAGES, "pictures before the content, in base64 or at addresses"),
     ]],
 };
 
@@ -134,8 +145,9 @@ impl ChatRequest {
         let fields = Fields::of(&json, "", &OLLAMA_CHAT)?;
         let offered = OfferedTools::of_chat(&fields)?;
         let params = GenerationParams { notes: offered.notes.clone(), ..params(&fields)? };
-        let (messages, tools, extra) = (messages(&fields)?, offered.requested()?, extra(&fields));
-        Ok(ChatRequest { params, messages, tools, separate_reasoning: true, extra, ..ChatRequest::default() })
+        let ((messages, images), tools, extra) = (messages(&fields)?, offered.requested()?, extra(&fields));
+        let chat = ChatRequest { params, messages, images, tools, extra, ..ChatRequest::default() };
+        Ok(ChatRequest { separate_reasoning: true, ..chat })
     }
 }
 
@@ -148,6 +160,10 @@ impl OllamaGenerateRequest {
         let system = fields.string("system").filter(|system| !system.is_empty());
         let suffix = fields.string("suffix").filter(|suffix| !suffix.is_empty());
         if fields.flag("raw") || suffix.is_some() {
+            if !fields.array("images").is_empty() {
+                let message = "'images' is not supported with 'raw' and 'suffix', which have no template.";
+                return Err(ApiError::unsupported("images", message));
+            }
             if system.is_some() {
                 let message = "'system' is not supported with 'raw' and 'suffix', which have no template.";
                 return Err(ApiError::unsupported("system", message));
@@ -160,9 +176,10 @@ impl OllamaGenerateRequest {
         if let Some(system) = system {
             dialogue.text("system", system);
         }
-        dialogue.text("user", prompt);
-        let (messages, extra) = (dialogue.finish("prompt")?, extra(&fields));
-        let chat = ChatRequest { params, messages, separate_reasoning: true, extra, ..ChatRequest::default() };
+        dialogue.text("user", with_images(&fields, prompt.into(), Author::Message));
+        let ((messages, images), extra) = (dialogue.finish("prompt")?, extra(&fields));
+        let chat = ChatRequest { params, messages, images, extra, ..ChatRequest::default() };
+        let chat = ChatRequest { separate_reasoning: true, ..chat };
         Ok(OllamaGenerateRequest::Chat(chat))
     }
 
@@ -250,7 +267,18 @@ fn extra(fields: &Fields) -> Map<String, Value> {
     extra
 }
 
-fn messages(fields: &Fields) -> Result<Vec<Value>> {
+/// The images beside a content, before it.
+fn with_images(fields: &Fields, content: Content, author: Author) -> Content {
+    let mut all = Content::default();
+    for (i, image) in fields.array("images").iter().enumerate() {
+        let (field, data) = (fields.name(&format!("images[{i}]")), image.as_str().unwrap_or_default());
+        all.push(RequestImage::of_text(&field, data, author).into());
+    }
+    all.push(content);
+    all
+}
+
+fn messages(fields: &Fields) -> Result<(Vec<Value>, Vec<Arc<RequestImage>>)> {
     fields.required("messages")?;
     let mut reading = MessageReader::default();
     fields.objects("messages")?.iter().try_for_each(|message| reading.add(message))?;
@@ -269,21 +297,36 @@ struct MessageReader {
 impl MessageReader {
     fn add(&mut self, message: &Fields) -> Result<()> {
         let role = message.required_string("role")?;
-        let author = if role == "tool" { Author::Tool } else { Author::Answer };
-        let text = parts::content(message, "content", author)?;
+        let author = match role {
+            "tool" => Author::Tool,
+            "assistant" => Author::Answer,
+            _ => Author::Message,
+        };
+        let own = match message.get("content") {
+            Some(_) => parts::content(message, "content", author)?,
+            None => Content::default(),
+        };
+        if role == "assistant" && !message.array("images").is_empty() {
+            let field = message.name("images");
+            return Err(ApiError::unsupported(
+                &field,
+                format!("Invalid value for '{field}': an answer has no images."),
+            ));
+        }
+        let content = with_images(message, own, author);
         match role {
-            "tool" => self.add_result(message, &text)?,
-            "assistant" => self.add_turn(message, &text)?,
-            role => self.dialogue.text(role, &text),
+            "tool" => self.add_result(message, content),
+            "assistant" => self.add_turn(message, content)?,
+            role => self.dialogue.text(role, content),
         }
         Ok(())
     }
 
-    fn add_turn(&mut self, message: &Fields, text: &str) -> Result<()> {
+    fn add_turn(&mut self, message: &Fields, content: Content) -> Result<()> {
         if let Some(thinking) = message.string("thinking").filter(|thinking| !thinking.is_empty()) {
             self.dialogue.reasoning(thinking);
         }
-        self.dialogue.text("assistant", text);
+        self.dialogue.text("assistant", content);
         message.objects("tool_calls")?.iter().try_for_each(|call| self.add_call(call))
     }
 
@@ -297,7 +340,7 @@ impl MessageReader {
         Ok(())
     }
 
-    fn add_result(&mut self, message: &Fields, text: &str) -> Result<()> {
+    fn add_result(&mut self, message: &Fields, content: Content) {
         let (name, id) = (message.string("tool_name"), message.string("tool_call_id"));
         let is_meant = |(own_id, own_name): &(String, String)| match (id, name) {
             (Some(id), _) => own_id == id,
@@ -306,8 +349,7 @@ impl MessageReader {
         };
         let call = self.unanswered.iter().position(is_meant).and_then(|at| self.unanswered.remove(at));
         let id = id.map(str::to_owned).or(call.map(|(id, _)| id)).unwrap_or_default();
-        self.dialogue.result(&id, name, text);
-        Ok(())
+        self.dialogue.result(&id, name, content);
     }
 }
 
@@ -366,7 +408,7 @@ mod tests {
             (json!({}), "prompt"),
             (json!({"prompt": "p", "suffix": "s", "system": "t"}), "system"),
             (json!({"prompt": "p", "raw": true, "system": "s"}), "system"),
-            (json!({"prompt": "p", "images": ["aGk="]}), "images"),
+            (json!({"prompt": "p", "images": ["aGk="], "raw": true}), "images"),
         ] {
             assert_eq!(parse(body).unwrap_err().param.as_deref(), Some(param));
         }
@@ -389,7 +431,12 @@ mod tests {
             ("messages", Value::Null, "messages"),
             ("messages", json!([]), "messages"),
             ("messages", message(json!({"role": "judge", "content": "x"})), "messages[0].role"),
-            ("messages", message(json!({"role": "user", "content": "x", "images": ["aGk="]})), "messages[0].images"),
+            (
+                "messages",
+                message(json!({"role": "assistant", "content": "x", "images": ["aGk="]})),
+                "messages[0].images",
+            ),
+            ("messages", message(json!({"role": "user", "content": "x", "images": "aGk="})), "messages[0].images"),
             (
                 "messages",
                 message(json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]})),

@@ -1,14 +1,18 @@
 //! The body of OpenAI's `/v1/responses`, as a chat.
 
+use std::sync::Arc;
+
 use larder_text::TextFormat;
 use serde_json::{Map, Value, json};
 
+use super::author::Author;
 use super::context::{CONTEXT_FULL, TRUNCATION};
 use super::dialogue::Dialogue;
 use super::fields::Fields;
 use super::format::{FORMAT_TYPES, SCHEMA};
+use super::image::RequestImage;
 use super::neutral::Neutral;
-use super::parts::{self, Author, CONTENT};
+use super::parts::{self, CONTENT};
 use super::settings::{self, EFFORT, MODEL, REPETITION_PENALTY, RETURN_PROGRESS, SAMPLING, STREAM, TEMPLATE_KWARGS};
 use super::table::{Kind, Object, field};
 use super::tools::{CHOICES, Namespaces, OfferedTools, PARALLEL, flat_name};
@@ -159,7 +163,7 @@ impl ResponsesRequest {
         let json = super::json(body)?;
         let fields = Fields::of(&json, "", &RESPONSES)?;
         let (echo, mut notes) = (echo(&fields)?, Vec::new());
-        let messages = messages(&fields, &mut notes)?;
+        let (messages, images) = messages(&fields, &mut notes)?;
         let offered = tools(&fields)?;
         let mut params = GenerationParams {
             max_tokens: fields.count("max_output_tokens"),
@@ -170,7 +174,8 @@ impl ResponsesRequest {
         };
         let (tools, extra) = (offered.requested()?, extra(&fields)?);
         params.notes = notes.into_iter().chain(offered.notes).chain(fields.unknown()).collect();
-        let chat = ChatRequest { params, messages, tools, separate_reasoning: true, extra, ..ChatRequest::default() };
+        let chat = ChatRequest { params, messages, images, tools, extra, ..ChatRequest::default() };
+        let chat = ChatRequest { separate_reasoning: true, ..chat };
         Ok(ResponsesRequest { chat, echo, namespaces: offered.namespaces })
     }
 }
@@ -192,13 +197,13 @@ fn format(fields: &Fields) -> Result<Option<RequestedFormat>> {
     Ok(Some(RequestedFormat { field: "text.format", format }))
 }
 
-fn messages(fields: &Fields, notes: &mut Vec<String>) -> Result<Vec<Value>> {
+fn messages(fields: &Fields, notes: &mut Vec<String>) -> Result<(Vec<Value>, Vec<Arc<RequestImage>>)> {
     let mut dialogue = Dialogue::default();
     if let Some(instructions) = fields.string("instructions") {
         dialogue.text("system", instructions);
     }
     match fields.required("input")? {
-        Value::String(text) => dialogue.text("user", text),
+        Value::String(text) => dialogue.text("user", text.as_str()),
         Value::Array(items) if items.is_empty() => return Err(Dialogue::empty("input")),
         _ => fields.objects("input")?.iter().try_for_each(|item| add_item(&mut dialogue, item, notes))?,
     }
@@ -210,7 +215,9 @@ fn add_item(dialogue: &mut Dialogue, item: &Fields, notes: &mut Vec<String>) -> 
         None | Some("message") => {
             let role = item.required_string("role")?;
             let role = if role == "developer" { "system" } else { role };
-            dialogue.text(role, &parts::content(item, "content", Author::Message)?);
+            let author = if role == "assistant" { Author::Answer } else { Author::Message };
+            item.required("content")?;
+            dialogue.text(role, parts::content(item, "content", author)?);
         }
         Some("reasoning") => add_reasoning(dialogue, item)?,
         Some("function_call") => {
@@ -225,7 +232,7 @@ fn add_item(dialogue: &mut Dialogue, item: &Fields, notes: &mut Vec<String>) -> 
         Some("function_call_output" | "custom_tool_call_output") => {
             let id = item.required_string("call_id")?;
             item.required("output")?;
-            dialogue.result(id, None, &parts::content(item, "output", Author::Tool)?);
+            dialogue.result(id, None, parts::content(item, "output", Author::Tool)?);
         }
         Some(kind) if SERVER_ITEMS.contains(&kind) => {
             notes.push(format!("items of the type '{kind}' are not part of the prompt"));
@@ -414,7 +421,8 @@ mod tests {
         assert_eq!(tools.forced().unwrap()[0].name, "agents__wait");
         assert_eq!(namespaces["agents__spawn"], ("agents".to_owned(), "spawn".to_owned()));
         assert_eq!(chat.messages[1]["tool_calls"][0]["function"]["name"], "agents__spawn");
-        assert_eq!(chat.messages[2]["content"], "[image omitted: this model reads text]");
+        assert_eq!(chat.messages[2]["content"], json!([{"type": "image", "index": 0}]));
+        assert_eq!((chat.images.len(), chat.images[0].field.as_str()), (1, "input[2].output[0]"));
         assert_eq!(chat.params.notes.len(), 3, "{:?}", chat.params.notes);
         let only = json!({"input": "x", "tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}});
         assert_eq!(parse(&only).unwrap().chat.tools, None);
@@ -438,7 +446,8 @@ mod tests {
             ("input", json!(5), "input"),
             ("input", json!([{"role": "user"}]), "input[0].content"),
             ("input", json!([{"role": "judge", "content": "x"}]), "input[0].role"),
-            ("input", json!([{"role": "user", "content": [{"type": "input_image"}]}]), "input[0].content[0]"),
+            ("input", json!([{"role": "user", "content": [{"type": "input_file"}]}]), "input[0].content[0]"),
+            ("input", json!([{"role": "assistant", "content": [{"type": "input_image"}]}]), "input[0].content[0]"),
             ("input", json!([{"type": "item_reference", "id": "x"}]), "input[0].type"),
             ("input", json!([{"type": "function_call", "call_id": "a", "name": "f"}]), "input[0].arguments"),
             ("input", json!([{"type": "function_call_output", "call_id": "a", "output": 5}]), "input[0].output"),

@@ -101,7 +101,7 @@ fn errors_name_the_field_and_the_fault() {
         ("messages", json!([{"role": "user", "content": 5}]), "messages[0].content", "array of objects"),
         (
             "messages",
-            json!([{"role": "user", "content": [{"type": "image_url"}]}]),
+            json!([{"role": "user", "content": [{"type": "audio_url"}]}]),
             "messages[0].content[0]",
             "this model reads text",
         ),
@@ -283,11 +283,18 @@ fn parse_all() {
         {"type": "document", "source": {"type": "text", "data": "a"}}, {"type": "search_result", "content": "a"},
         {"type": "document", "source": {"type": "content", "content": "a"}},
     ]);
+    let images = json!([
+        {"type": "image_url", "image_url": {"url": "aGk="}}, {"type": "image", "source": {"type": "base64", "data": "aGk="}},
+        {"type": "image", "source": {"type": "url", "url": "http://example.org/a.png"}},
+    ]);
     let call = json!({"function": {"name": "f", "arguments": {}}});
     let tool = json!({"type": "function", "function": {"name": "f"}});
     let schema = json!({"type": "json_schema", "schema": {}, "json_schema": {"schema": {}}});
     let chat_body = json!({
-        "messages": [{"role": "assistant", "content": parts, "function_call": {"name": "f"}, "tool_calls": [call]}],
+        "messages": [
+            {"role": "user", "content": images},
+            {"role": "assistant", "content": parts, "function_call": {"name": "f"}, "tool_calls": [call]},
+        ],
         "continue_final_message": true, "tools": [tool, {"type": "web_search"}], "stream_options": {},
         "tool_choice": {"type": "function", "function": {"name": "f"}}, "response_format": schema,
     });
@@ -314,6 +321,7 @@ fn parse_all() {
         "messages": [
             {"role": "assistant", "content": [{"type": "thinking", "thinking": "a"}, tool_use]},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]}, {"role": "user", "content": parts},
+            {"role": "user", "content": images},
         ],
         "tool_choice": {"type": "tool", "name": "f"}, "output_config": {"format": schema},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},

@@ -46,7 +46,7 @@ impl FromStr for UpstreamAddress {
             Some("https") => true,
             _ => return Err("must begin with http:// or https://".into()),
         };
-        if with_tls && cfg!(not(feature = "tls")) {
+        if with_tls && cfg!(not(feature = "https")) {
             return Err("this larder was built without TLS; build it with --features tls, or use http".into());
         }
         let authority = uri.authority().ok_or("has no host")?;
@@ -96,6 +96,6 @@ mod tests {
         for text in ["", "a:1", "ftp://a", "http://", "http://u:p@a", "http://a?b", "http://a b"] {
             assert!(text.parse::<UpstreamAddress>().is_err(), "{text}");
         }
-        assert_eq!("https://a/v1".parse::<UpstreamAddress>().is_ok(), cfg!(feature = "tls"));
+        assert_eq!("https://a/v1".parse::<UpstreamAddress>().is_ok(), cfg!(feature = "https"));
     }
 }

@@ -1,5 +1,6 @@
 //! Another OpenAI-compatible server, which answers for the models that this one does not have.
 
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,20 +10,18 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde_json::Value;
+use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::{timeout, timeout_at};
 
 use crate::error::ApiError;
 use crate::error::form::ErrorForm;
-use crate::net::connection::BUFFER_BYTES;
+use crate::net::connect::{ServerStream, exchange, opened};
 
 mod address;
 mod body;
-mod connect;
 
 pub use address::UpstreamAddress;
 use body::{StreamedBody, read_complete};
@@ -161,17 +160,11 @@ impl Upstream {
     }
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>> {
-        let connecting = timeout(CONNECT, connect::connect(&self.options.address));
+        let connecting = timeout(CONNECT, connect(&self.options.address));
         let stream =
             connecting.await.map_err(|_| UpstreamAway("it cannot be reached: no connection in time".into()))?;
         let stream = stream.map_err(|error| UpstreamAway::new("it cannot be reached", error))?;
-        let broken = |error| UpstreamAway::new("the connection broke", error);
-        let mut client = http1::Builder::new();
-        let handshake = client.max_buf_size(BUFFER_BYTES).handshake(TokioIo::new(stream));
-        let (mut sender, connection) = handshake.await.map_err(broken)?;
-        // It ends with the response's body, or when that is dropped.
-        tokio::spawn(connection);
-        sender.send_request(request).await.map_err(broken)
+        exchange(stream, request).await.map_err(|error| UpstreamAway::new("the connection broke", error))
     }
 
     /// Prints when the server goes away, and when it is back.
@@ -219,6 +212,11 @@ impl Upstream {
         let models = list["data"].as_array_mut().map(std::mem::take)?;
         Some(models.into_iter().filter(|model| model["id"].is_string()).collect())
     }
+}
+
+async fn connect(address: &UpstreamAddress) -> io::Result<ServerStream> {
+    let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
+    opened(stream, &address.host, address.with_tls).await
 }
 
 fn answers_full() -> ApiError {

@@ -19,6 +19,33 @@ pub(super) struct TemplateRoles {
 }
 
 impl ChatTemplate {
+    /// Whether the template shows an image, as `mark`, that is a part of what this role says, between the texts before
+    /// and behind it. A template that does not know images may refuse such a content, or print the list itself.
+    pub fn shows_images(&self, role: &str, mark: &str) -> bool {
+        let roles = self.roles.get_or_init(|| TemplateRoles::of(self));
+        if *roles != (TemplateRoles { first_system: true, late_system: true, repeated_user: true }) {
+            return false;
+        }
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let shown = json!([text("probe0text"), {"type": "image"}, text("probe1text")]);
+        let function = json!({"name": "probe", "arguments": {}});
+        let call = json!({"id": "probe0000", "type": "function", "function": function});
+        let before = match role {
+            "tool" => vec![
+                json!({"role": "user", "content": "probe"}),
+                json!({"role": "assistant", "content": "", "tool_calls": [call]}),
+            ],
+            "assistant" => vec![json!({"role": "user", "content": "probe"})],
+            _ => vec![],
+        };
+        let message = json!({"role": role, "content": shown, "tool_call_id": "probe0000", "name": "probe"});
+        let messages: Vec<Value> = before.into_iter().chain([message]).collect();
+        let printed = self.render(&ChatInput::new(&messages)).unwrap_or_default();
+        let places = ["probe0text", mark, "probe1text"].map(|text| printed.find(text));
+        let is_plain = !printed.contains("'type'") && !printed.contains("\"type\"");
+        places.iter().all(Option::is_some) && places.is_sorted() && printed.matches(mark).count() == 1 && is_plain
+    }
+
     /// The messages of a chat as the template prints each where it stands: instructions that it does not know there are
     /// a person's turn, and turns that it wants joined are one.
     pub fn adapted<'a>(&self, messages: &'a [Value]) -> Cow<'a, [Value]> {
@@ -117,6 +144,19 @@ mod tests {
         let want = [("system", "A\n\nB"), ("user", "C"), ("user", "D"), ("assistant", "E"), ("user", "F")];
         for source in [refusing, moving, dropping] {
             assert_eq!(*template(source).adapted(&chat(&TURNS)), chat(&want), "{source}");
+        }
+    }
+
+    #[test]
+    fn images_are_parts_for_templates_that_show_them() {
+        let (open, close) = ("{% for m in messages %}<{{ m.role }}>", "{% endfor %}");
+        let parts = "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}\
+            {% if p.type == 'image' %}[IMG]{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}";
+        let of_users = format!("{{% if m.role == 'user' %}}{parts}{{% else %}}{{{{ m.content }}}}{{% endif %}}");
+        for (source, roles) in [(parts, [true, true]), (&of_users, [true, false]), ("{{ m.content }}", [false, false])]
+        {
+            let own = template(&format!("{open}{source}{close}"));
+            assert_eq!(["user", "tool"].map(|role| own.shows_images(role, "[IMG]")), roles, "{source}");
         }
     }
 

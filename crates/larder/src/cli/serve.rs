@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use larder_serve::UpstreamAddress;
+use larder_serve::{ImageHost, UpstreamAddress};
 use larder_text::ContextFull;
 
 use super::{
@@ -95,6 +95,10 @@ pub struct ServeArgs {
     )]
     #[arg(help_heading = heading::SERVER)]
     pub upstream_key: Option<String>,
+    /// Hosts whose pictures are fetched when a request has their http or https address: example.org, *.example.org,
+    /// example.org:8000 (default: none); private addresses only if they are named, as in 192.168.1.7
+    #[arg(long, hide_short_help = true, value_name = "HOST,…", value_delimiter = ',', help_heading = heading::SERVER)]
+    pub image_urls: Vec<ImageHost>,
     /// Refuse requests for a model of another name, if only one is served
     #[arg(long, hide_short_help = true, help_heading = heading::SERVER)]
     pub strict_model: bool,

@@ -6,7 +6,7 @@ use tokio::sync::mpsc::Sender;
 
 use crate::queue::job::GenerationEvent;
 
-/// Tells whether the answer to a request is still wanted, while a step computes.
+/// Tells whether the answer to a request is still wanted, while it is computed.
 pub struct ClientWatch {
     events: Sender<GenerationEvent>,
     deadline: Instant,

@@ -24,11 +24,15 @@ use crate::sequences::slots::BusySlot;
 use crate::telemetry::live::NewToken;
 
 use client::ClientWatch;
+pub use pictures::NeededPictures;
+use pictures::RequestPictures;
 use reporter::ProgressReporter;
 pub use tap::StepTap;
 
-mod client;
+pub mod client;
+mod pictures;
 mod reporter;
+mod seeing;
 pub mod stalled;
 mod tap;
 
@@ -41,6 +45,7 @@ pub struct ActiveRequest<'m> {
     /// The slot of its sequence.
     slot: usize,
     sequence: Sequence,
+    pictures: RequestPictures,
     model: &'m ServedModel,
     writer: Writer<'m>,
     /// The place of its grammar in memory.
@@ -90,7 +95,7 @@ impl<'m> ActiveRequest<'m> {
         drafting: &Drafting,
     ) -> Self {
         let GenerationJob { number, prompt, sampler, grammar, stop, max_tokens, ignore_eos, logprobs, .. } = job;
-        let GenerationJob { context, received, deadline, events, span, .. } = job;
+        let GenerationJob { pictures, context, received, deadline, events, span, .. } = job;
         let eos = if ignore_eos { &[][..] } else { &model.generation.eos };
         let shown = if job.show_marks { model.shown_tokens() } else { &[] };
         let text = model.tokenizer.detokenizer(true).showing(shown);
@@ -104,6 +109,7 @@ impl<'m> ActiveRequest<'m> {
             number,
             slot,
             sequence,
+            pictures: RequestPictures::new(pictures),
             model,
             writer,
             _grammar_room: room,
@@ -180,6 +186,7 @@ impl<'m> ActiveRequest<'m> {
     /// The sequence and its slot, for the prefix cache.
     pub fn into_slot(mut self) -> (usize, Sequence) {
         self.decoding.end(&mut self.sequence);
+        self.pictures.drop_encoded(&mut self.sequence);
         (self.slot, self.sequence)
     }
 
@@ -197,6 +204,11 @@ impl<'m> ActiveRequest<'m> {
     /// Tokens that are not computed yet.
     pub fn pending(&self) -> usize {
         self.sequence.pending()
+    }
+
+    /// Those of them that a step can compute: they stand before the next picture that is not encoded.
+    pub fn ready_tokens(&self) -> usize {
+        self.sequence.ready_tokens()
     }
 
     /// Tells whether the answer is still wanted, while the request itself takes part in a step.
@@ -222,6 +234,7 @@ impl<'m> ActiveRequest<'m> {
         self.span.in_scope(|| tracing::info!(tokens = self.tokens(), "preempted"));
         self.decoding.drop_drafts(&mut self.sequence);
         self.sequence.release(decoder);
+        self.pictures.drop_encoded(&mut self.sequence);
         self.decodes = false;
     }
 
@@ -233,6 +246,9 @@ impl<'m> ActiveRequest<'m> {
         // The final event must fit as well.
         if !self.can_send() {
             self.stalled.get_or_insert_with(Instant::now);
+            return Turn::Stalled;
+        }
+        if self.awaits_picture() {
             return Turn::Stalled;
         }
         if self.sequence.pending() > 0 {

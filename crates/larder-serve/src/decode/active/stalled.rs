@@ -73,6 +73,7 @@ impl ActiveRequest<'_> {
     fn leave_slot(&mut self, empty: Sequence) -> (usize, Sequence) {
         self.span.in_scope(|| tracing::info!(tokens = self.tokens(), "waits for its client"));
         self.decoding.drop_drafts(&mut self.sequence);
+        self.pictures.drop_encoded(&mut self.sequence);
         self.decodes = false;
         (self.slot, std::mem::replace(&mut self.sequence, empty))
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 
-use larder_core::printable;
+use larder_core::{FIRST_IMAGE_ID, printable};
 use larder_engine::{Images, SavedHead, SavedSequenceError, Sequence, SequenceOrigin};
 use larder_model::Decoder;
 use larder_os::{create_private_folder, open_regular_no_link, write_privately};
@@ -57,12 +57,11 @@ pub enum WriteError {
 
 impl SessionFolder {
     /// Reads the heads of the sequences in a folder. What is not of the model of `origin`, has more than `context`
-    /// tokens or is damaged is reported and left alone.
-    pub fn open(disk: &SessionDisk, origin: &SequenceOrigin, context: usize) -> io::Result<Self> {
+    /// tokens or is damaged is reported and left alone. `images` has the numbers of pictures.
+    pub fn open(disk: &SessionDisk, origin: &SequenceOrigin, context: usize, images: Images) -> io::Result<Self> {
         // Sequences hold what was said.
         create_private_folder(&disk.folder)?;
         let (mut entries, mut ignored, mut index) = (Vec::new(), Vec::new(), SessionIndex::new(disk.limit_bytes));
-        let images = Images::default();
         for file in fs::read_dir(&disk.folder)? {
             let file = file?;
             let Ok(name) = file.file_name().into_string() else { continue };
@@ -166,7 +165,10 @@ impl SessionFolder {
 /// The name of the file of a sequence: equal sequences have one file.
 pub fn prefix_name(sequence: &Sequence, origin: &SequenceOrigin) -> String {
     let mut hash = XxHash3_64::new();
-    (origin, sequence.computed_tokens()).hash(&mut hash);
+    origin.hash(&mut hash);
+    // Another process gives pictures other numbers.
+    sequence.computed_tokens().iter().for_each(|id| id.min(&FIRST_IMAGE_ID).hash(&mut hash));
+    sequence.pictures().for_each(|picture| picture.hash.hash(&mut hash));
     format!("{:016x}{PREFIX_ENDING}", hash.finish())
 }
 

@@ -11,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 
 use larder_core::{common_prefix, printable};
-use larder_engine::{SavedSequenceError, Sequence, SequenceOrigin};
+use larder_engine::{Images, SavedSequenceError, Sequence, SequenceOrigin};
 use larder_model::Decoder;
 
 pub use folder::{PREFIX_ENDING, SessionDisk, WriteError};
@@ -30,13 +30,14 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// Opens the folder and starts the thread that writes.
-    pub fn open(disk: &SessionDisk, origin: &SequenceOrigin, context: usize) -> io::Result<Self> {
+    /// Opens the folder and starts the thread that writes. The pictures of saved sequences get the numbers that
+    /// `images` has for them.
+    pub fn open(disk: &SessionDisk, origin: &SequenceOrigin, context: usize, images: Images) -> io::Result<Self> {
         let failed = |error| {
             let folder = disk.folder.display();
             io::Error::other(format!("{folder}: {error}; name a folder that can be read with --session-dir"))
         };
-        let folder = Arc::new(SessionFolder::open(disk, origin, context).map_err(failed)?);
+        let folder = Arc::new(SessionFolder::open(disk, origin, context, images).map_err(failed)?);
         Ok(Sessions { writer: SessionWriter::start(folder.clone())?, folder, context })
     }
 

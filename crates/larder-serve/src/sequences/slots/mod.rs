@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use axum::http::StatusCode;
-use larder_engine::{SavedSequenceError, Sequence, SequenceOrigin};
+use larder_engine::{Picture, SavedSequenceError, Sequence, SequenceOrigin};
 use larder_model::{Decoder, ModelError, TokenPhase};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -96,11 +96,11 @@ impl ServerSlots {
         id
     }
 
-    /// A sequence of `tokens` and its slot, as [`take`](Self::take) finds it, with its number of tokens that need not
-    /// be computed. With `anew` all are to be computed.
+    /// A sequence of `tokens`, whose images are of these pictures, and its slot, as [`take`](Self::take) finds it, with
+    /// its number of tokens that need not be computed. With `anew` all are to be computed.
     pub fn take_whole(
         &mut self,
-        tokens: &[u32],
+        (tokens, pictures): (&[u32], &[Picture]),
         anew: bool,
         active: &[&Sequence],
         decoder: &Decoder,
@@ -111,6 +111,7 @@ impl ServerSlots {
         }
         let common = sequence.tokens().len();
         let cached = common - sequence.pending();
+        sequence.show(pictures);
         match sequence.append(decoder, &tokens[common..], TokenPhase::Prefill) {
             Ok(()) => Ok((slot, sequence, cached)),
             Err(error) => {

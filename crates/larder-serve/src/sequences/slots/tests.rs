@@ -1,20 +1,18 @@
 //! Random requests, evictions, restarts and crashes beside a plain tree: a map from the tokens of a prompt to what a
 //! sequence of its own computes for it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 
-use larder_core::{
-    CheckpointPolicy, ExpertLayout, NumberFormat, Rng, RowOrder, TensorMeta, Tensors, TensorsError, common_prefix,
-};
-use larder_engine::{StepPart, TokenInput, step};
-use larder_model::{AllResident, ComputeContext, KvUsage, LogitsFor, blueprint};
+use larder_core::{Rng, common_prefix};
+use larder_engine::{Images, StepPart, TokenInput, step};
+use larder_model::{AllResident, KvUsage, LogitsFor};
 use serde_json::json;
 
 use super::*;
 use crate::sequences::sessions::SessionDisk;
+use crate::testing::tiny;
 
 const VOCAB: usize = 40;
 const CONTEXT: usize = 512;
@@ -23,54 +21,6 @@ const ACTIVE: usize = 3;
 const SLOTS: usize = 6;
 /// Nodes of the tree of texts that prompts are paths of.
 const TEXTS: usize = 48;
-
-/// Weights drawn from their names.
-struct DrawnWeights(BTreeMap<String, TensorMeta>);
-
-fn drawn(name: &str, values: usize) -> Vec<f32> {
-    let mut rng = Rng::new(name.bytes().fold(7, |seed, byte| seed * 31 % 1_000_003 + u64::from(byte)));
-    let is_norm = name.contains("norm");
-    (0..values).map(|_| if is_norm { 1.0 } else { (rng.unit() as f32 - 0.5) * 0.7 }).collect()
-}
-
-impl Tensors for DrawnWeights {
-    fn meta(&self, name: &str) -> Option<&TensorMeta> {
-        self.0.get(name)
-    }
-
-    fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
-        let bytes: Vec<u8> = drawn(name, self.0[name].bytes / 4).iter().flat_map(|value| value.to_le_bytes()).collect();
-        into.copy_from_slice(&bytes[offset..offset + into.len()]);
-        Ok(())
-    }
-}
-
-/// A model of a few thousand weights.
-fn tiny(config: &Value) -> (Decoder, AllResident) {
-    let described = blueprint(config).unwrap();
-    let meta = |shape: &[usize]| TensorMeta {
-        kind: NumberFormat::F32,
-        order: RowOrder::Plain,
-        bytes: shape.iter().product::<usize>() * 4,
-        shape: shape.to_vec(),
-    };
-    let tensors = DrawnWeights(described.resident.iter().map(|spec| (spec.name.clone(), meta(&spec.shape))).collect());
-    let kv_checkpoints = CheckpointPolicy { every: 64, most: 4, pins: 4 };
-    let compute = Arc::new(ComputeContext { kv_checkpoints, ..ComputeContext::new(1, false).unwrap() });
-    let decoder = Decoder::load(config, &tensors, compute.clone()).unwrap();
-    let geometry = described.geometry;
-    let mut experts = AllResident::new(geometry.layers, compute);
-    for layer in &geometry.moe_layers {
-        let layout = ExpertLayout::new(geometry.hidden, geometry.inter, [NumberFormat::F32; 3], false).unwrap();
-        let expert = |index| {
-            let values = drawn(&format!("{layer:?} {index}"), layout.bytes / 4);
-            values.iter().flat_map(|value| value.to_le_bytes()).collect()
-        };
-        let all = (0..geometry.experts).map(expert).collect();
-        experts.set(*layer, layout, all);
-    }
-    (decoder, experts)
-}
 
 /// The logits of each prompt, by the simplest means, and how often slots and files served one.
 #[derive(Default)]
@@ -113,7 +63,7 @@ fn origin() -> SequenceOrigin {
 }
 
 fn open(disk: &SessionDisk) -> ServerSlots {
-    let sessions = Sessions::open(disk, &origin(), CONTEXT).unwrap();
+    let sessions = Sessions::open(disk, &origin(), CONTEXT, Images::default()).unwrap();
     ServerSlots::new(SLOTS, CONTEXT, origin(), Some(sessions))
 }
 
@@ -147,7 +97,7 @@ impl Trial<'_> {
         let held = (0..SLOTS).filter_map(|id| self.slots.cache.get(id)).map(shared).max().unwrap_or(0);
         let held = self.active.iter().map(|running| shared(&running.sequence)).fold(held, usize::max);
         let active: Vec<&Sequence> = self.active.iter().map(|running| &running.sequence).collect();
-        let (slot, mut sequence, cached) = self.slots.take_whole(&prompt, false, &active, self.decoder).unwrap();
+        let (slot, mut sequence, cached) = self.slots.take_whole((&prompt, &[]), false, &active, self.decoder).unwrap();
         assert_eq!(sequence.tokens(), prompt);
         assert!(cached < prompt.len());
         // All that is in memory is used where states can go back, and only a file has more.

@@ -108,6 +108,7 @@ fn options(args: &ServeArgs) -> ServerOptions {
         is_local: false,
         with_tls: false,
         upstream: args.upstream.clone().map(|address| UpstreamOptions { address, key: args.upstream_key.clone() }),
+        image_urls: args.image_urls.clone(),
     }
 }
 

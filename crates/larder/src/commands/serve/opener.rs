@@ -7,10 +7,10 @@ use anyhow::{Context, Result, bail};
 use larder_core::format_bytes;
 use larder_runtime::plan::{PlanInputs, decide};
 use larder_runtime::{
-    AvailableMemory, CacheSize, ContextSize, DeviceKind, InferenceEngine, OpenModel, Options, TextCodec, plan_inputs,
-    plan_inputs_in,
+    AvailableMemory, CacheSize, ContextSize, DeviceKind, InferenceEngine, OpenModel, Options, TextCodec, VisionUse,
+    blindness, plan_inputs, plan_inputs_in,
 };
-use larder_serve::{Engine, FilesCheck, ModelFacts, PINS, ServedModel, ServerOptions, TOKENIZER_THREADS};
+use larder_serve::{Engine, FilesCheck, ModelFacts, PINS, ServedModel, ServedVision, ServerOptions, TOKENIZER_THREADS};
 use larder_text::ChatFormat;
 
 use super::engine::ServedEngine;
@@ -58,6 +58,12 @@ impl ModelOpener {
             kv_limit_bytes: args.kv_mem.map(|size| size.0),
             ..models::options(settings, settings.options.context)?
         };
+        if settings.options.vision.tower != VisionUse::Off
+            && let Ok(Some(tower)) = model.tower()
+        {
+            let image_tokens = settings.options.vision.image_tokens;
+            options.program_bytes += server.picture_bytes(image_tokens, tower.token_bytes);
+        }
         // Slots that follow the available memory give way to grammars.
         if options.cache.size != CacheSize::Auto {
             options.program_bytes += server.grammar_bytes(model.blueprint.vocab);
@@ -153,6 +159,12 @@ fn served_model(
     let geometry = &model.blueprint.geometry;
     let mut names = names.into_iter();
     let of_template = |template| ChatFormat::of_template(template, &text.tokenizer);
+    let vision = ServedVision {
+        sight: engine.sight(model, &text.tokenizer)?,
+        images: engine.images().clone(),
+        blindness: blindness(model, args.engine.settings.options.vision.tower),
+        ..ServedVision::default()
+    };
     let chat_format = text.template.as_ref().map_or_else(ChatFormat::plain, of_template);
     Ok(ServedModel {
         name: names.next().unwrap_or_default(),
@@ -171,6 +183,7 @@ fn served_model(
         experts: geometry.experts,
         top_k: geometry.top_k,
         memory_plan: std::mem::take(&mut engine.plan),
+        vision,
         files: files_check(model),
     })
 }
