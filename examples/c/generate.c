@@ -3,6 +3,8 @@
  *   cargo build --release -p larder-c
  *   cc -Icrates/larder-c/include examples/c/generate.c -Ltarget/release -llarder -o generate
  *   LD_LIBRARY_PATH=target/release ./generate models/demo "The old man looked at the door, and" '{"cache": "16x"}'
+ *
+ * A model that sees also takes images: ./generate MODEL "What is this?" "{}" "{}" photo.jpg
  */
 #include <larder.h>
 #include <stdio.h>
@@ -23,18 +25,43 @@ static int fail(char *error) {
     return EXIT_FAILURE;
 }
 
+/* Reads a file; ends the program if there is none. */
+static larder_image read_image(const char *path) {
+    FILE *file = fopen(path, "rb");
+    if (!file || fseek(file, 0, SEEK_END)) {
+        perror(path);
+        exit(EXIT_FAILURE);
+    }
+    long length = ftell(file);
+    unsigned char *data = length > 0 ? malloc((size_t)length) : NULL;
+    rewind(file);
+    if (!data || fread(data, 1, (size_t)length, file) != (size_t)length) {
+        fprintf(stderr, "generate: %s cannot be read\n", path);
+        exit(EXIT_FAILURE);
+    }
+    fclose(file);
+    return (larder_image){.data = data, .length = (size_t)length};
+}
+
 int main(int count, char **arguments) {
     if (count < 3) {
-        fprintf(stderr, "usage: generate MODEL PROMPT [LOAD-OPTIONS [GENERATE-OPTIONS]]\n");
+        fprintf(stderr, "usage: generate MODEL PROMPT [LOAD-OPTIONS [GENERATE-OPTIONS [IMAGE...]]]\n");
         return 2;
     }
+    larder_image *images = calloc((size_t)count, sizeof *images);
+    size_t image_count = 0;
+    for (int at = 5; images && at < count; at++) images[image_count++] = read_image(arguments[at]);
+
     char *error = NULL;
     larder_model *model = larder_load(arguments[1], count > 3 ? arguments[3] : NULL, &error);
     if (!model) return fail(error);
 
+    /* Without images, larder_generate is the same. */
     size_t bytes = 0;
     const char *options = count > 4 ? arguments[4] : "{\"max-tokens\": 40}";
-    char *answer = larder_generate(model, arguments[2], options, print_text, &bytes, &error);
+    char *answer = larder_generate_with_images(model, arguments[2], images, image_count, options, print_text, &bytes, &error);
+    for (size_t at = 0; at < image_count; at++) free((void *)images[at].data);
+    free(images);
     if (!answer) {
         larder_free(model);
         return fail(error);

@@ -49,7 +49,7 @@ echo "installed in $((SECONDS - start)) s: $("$venv/bin/larder" --version)"
 # The tests are copied, so that they import the installed package and write nothing into the tree.
 cp -r "$package/tests" "$work/tests"
 cd "$work"
-export PYTHONDONTWRITEBYTECODE=1 RAY_USAGE_STATS_ENABLED=0
+export PYTHONDONTWRITEBYTECODE=1 RAY_USAGE_STATS_ENABLED=0 LARDER_VISION=$root/tests/vision
 LARDER=${LARDER:-$root/target/release/larder}
 [ -x "$LARDER" ] && export LARDER || unset LARDER
 start=$SECONDS

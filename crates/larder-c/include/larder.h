@@ -22,6 +22,20 @@ typedef struct larder_model larder_model;
  */
 typedef bool (*larder_text_fn)(const char *text, size_t length, void *user_data);
 
+/*
+ An image: the content of a PNG, JPEG, WebP or GIF file.
+ */
+typedef struct larder_image {
+  /*
+   Its bytes.
+   */
+  const uint8_t *data;
+  /*
+   How many there are.
+   */
+  size_t length;
+} larder_image;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -35,8 +49,8 @@ const char *larder_version(void);
  Loads a model: a store, a folder with a checkpoint, or a GGUF file, beside which a store is made the first time.
 
  `options` is a JSON object or NULL: "cache" ("4G", "16x", "all" or "auto"), "context", "threads", "quality",
- "routing", "eviction" and all other settings of docs/configuration.md by their names, and "models", the folder of
- downloaded models.
+ "routing", "eviction", "vision" and all other settings of docs/configuration.md by their names, and "models", the
+ folder of downloaded models.
 
  Returns NULL on an error; `error`, if it is not NULL, then gets a sentence, to be freed by larder_string_free.
 
@@ -68,6 +82,24 @@ char *larder_generate(const struct larder_model *model,
                       larder_text_fn on_text,
                       void *user_data,
                       char **error);
+
+/*
+ As larder_generate, behind images: with the prompt they are a message of the model's chat template, if it has one.
+ A model that does not see refuses them.
+
+ # Safety
+
+ As larder_generate; `images` are `image_count` images, or NULL if there are none, and the `data` of each has
+ `length` bytes.
+ */
+char *larder_generate_with_images(const struct larder_model *model,
+                                  const char *prompt,
+                                  const struct larder_image *images,
+                                  size_t image_count,
+                                  const char *options,
+                                  larder_text_fn on_text,
+                                  void *user_data,
+                                  char **error);
 
 /*
  Counts since the model was loaded, as a JSON object, to be freed by larder_string_free: "slots", "hits",

@@ -9,11 +9,11 @@ mod strings;
 
 use std::ffi::{c_char, c_void};
 
-use anyhow::Context;
-use larder_runtime::{GenerateOptions, LoadOptions, Model, TextPiece};
+use anyhow::{Context, Result};
+use larder_runtime::{GenerateOptions, LoadOptions, Model, PictureFile, TextPiece};
 use parking_lot::Mutex;
 
-use strings::{guarded, owned, path_of, text_of};
+use strings::{array_of, guarded, owned, path_of, text_of};
 
 /// A model that is loaded. Functions that are given the same one from several threads wait for each other.
 #[allow(non_camel_case_types)]
@@ -25,6 +25,16 @@ pub struct larder_model(Mutex<Model>);
 pub type larder_text_fn =
     Option<unsafe extern "C" fn(text: *const c_char, length: usize, user_data: *mut c_void) -> bool>;
 
+/// An image: the content of a PNG, JPEG, WebP or GIF file.
+#[allow(non_camel_case_types)]
+#[repr(C)]
+pub struct larder_image {
+    /// Its bytes.
+    pub data: *const u8,
+    /// How many there are.
+    pub length: usize,
+}
+
 /// The version of the library, as in "0.1.0". Not to be freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn larder_version() -> *const c_char {
@@ -34,8 +44,8 @@ pub extern "C" fn larder_version() -> *const c_char {
 /// Loads a model: a store, a folder with a checkpoint, or a GGUF file, beside which a store is made the first time.
 ///
 /// `options` is a JSON object or NULL: "cache" ("4G", "16x", "all" or "auto"), "context", "threads", "quality",
-/// "routing", "eviction" and all other settings of docs/configuration.md by their names, and "models", the folder of
-/// downloaded models.
+/// "routing", "eviction", "vision" and all other settings of docs/configuration.md by their names, and "models", the
+/// folder of downloaded models.
 ///
 /// Returns NULL on an error; `error`, if it is not NULL, then gets a sentence, to be freed by larder_string_free.
 ///
@@ -81,12 +91,37 @@ pub unsafe extern "C" fn larder_generate(
     user_data: *mut c_void,
     error: *mut *mut c_char,
 ) -> *mut c_char {
+    // SAFETY: the caller's.
+    unsafe { larder_generate_with_images(model, prompt, std::ptr::null(), 0, options, on_text, user_data, error) }
+}
+
+/// As larder_generate, behind images: with the prompt they are a message of the model's chat template, if it has one.
+/// A model that does not see refuses them.
+///
+/// # Safety
+///
+/// As larder_generate; `images` are `image_count` images, or NULL if there are none, and the `data` of each has
+/// `length` bytes.
+#[allow(clippy::too_many_arguments)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn larder_generate_with_images(
+    model: *const larder_model,
+    prompt: *const c_char,
+    images: *const larder_image,
+    image_count: usize,
+    options: *const c_char,
+    on_text: larder_text_fn,
+    user_data: *mut c_void,
+    error: *mut *mut c_char,
+) -> *mut c_char {
     let generate = || {
         // SAFETY: the caller's.
         let (model, prompt, options) =
             unsafe { (model.as_ref(), text_of(prompt, "prompt")?, text_of(options, "options")?) };
         let (model, prompt) = (model.context("model is NULL")?, prompt.context("prompt is NULL")?);
-        let options = GenerateOptions::from_json(options.unwrap_or_default())?;
+        // SAFETY: the caller's.
+        let images = unsafe { files_of(images, image_count)? };
+        let options = GenerateOptions { images, ..GenerateOptions::from_json(options.unwrap_or_default())? };
         let mut piece = |piece: TextPiece| match on_text.filter(|_| !piece.text.is_empty()) {
             Some(on_text) => {
                 let bytes = [piece.text.as_bytes(), b"\0"].concat();
@@ -101,6 +136,19 @@ pub unsafe extern "C" fn larder_generate(
     };
     // SAFETY: the caller's.
     unsafe { guarded(generate, error) }.unwrap_or(std::ptr::null_mut())
+}
+
+/// The files of images.
+///
+/// # Safety
+///
+/// `images` are `count` images, or NULL, and the `data` of each has `length` bytes, or is NULL.
+unsafe fn files_of(images: *const larder_image, count: usize) -> Result<Vec<PictureFile>> {
+    // SAFETY: the caller's.
+    let images = unsafe { array_of(images, count, "images")? };
+    // SAFETY: the caller's.
+    let content = |image: &larder_image| unsafe { array_of(image.data, image.length, "the data of an image") };
+    images.iter().map(|image| Ok(content(image)?.to_vec().into())).collect()
 }
 
 /// Counts since the model was loaded, as a JSON object, to be freed by larder_string_free: "slots", "hits",

@@ -1,4 +1,4 @@
-//! Strings and errors between C and Rust.
+//! Strings, arrays and errors between C and Rust.
 
 use std::ffi::{CStr, CString, c_char};
 use std::path::Path;
@@ -42,6 +42,22 @@ pub unsafe fn text_of<'a>(text: *const c_char, what: &str) -> Result<Option<&'a 
     // SAFETY: the caller's.
     let text = unsafe { CStr::from_ptr(text) }.to_str();
     text.map(Some).with_context(|| format!("{what} is not UTF-8"))
+}
+
+/// An array; NULL is one of no elements, and refused as any other.
+///
+/// # Safety
+///
+/// `first` points to `count` elements that outlive the result, or is NULL.
+pub unsafe fn array_of<'a, T>(first: *const T, count: usize, what: &str) -> Result<&'a [T]> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if first.is_null() {
+        bail!("{what} is NULL");
+    }
+    // SAFETY: the caller's.
+    Ok(unsafe { std::slice::from_raw_parts(first, count) })
 }
 
 /// A string that the caller frees. A NUL inside, which C could not see past, is left out.

@@ -98,6 +98,37 @@ fn a_program_in_c_gets_the_text_of_the_engine() {
     }
 }
 
+#[cfg(feature = "vision")]
+#[test]
+fn a_program_in_c_shows_images() {
+    let vision = repository().join("tests/vision");
+    let (seeing, pictures) =
+        (vision.join("qwen3_vl_moe"), ["odd", "dot"].map(|name| vision.join(format!("images/{name}.png"))));
+    let load = r#"{"context": 512, "threads": 2}"#;
+    let written = r#"{"max-tokens": 12, "temperature": 0, "ignore-eos": true}"#;
+    let mut model = Model::load_with(&seeing, &LoadOptions::from_json(load).unwrap()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("program");
+    compile(&program, &["-L", libraries().to_str().unwrap(), "-llarder"]);
+    let texts = [0, 1, 2].map(|images| {
+        let pictures = &pictures[..images];
+        let options = GenerateOptions {
+            images: pictures.iter().map(|path| larder_runtime::PictureFile::read(path).unwrap()).collect(),
+            ..GenerateOptions::from_json(written).unwrap()
+        };
+        let own = model.generate_with("What is this?", &options, &mut |_: TextPiece| true).unwrap();
+        let arguments = [seeing.to_str().unwrap(), "What is this?", load, written];
+        let paths = pictures.iter().map(|path| path.to_str().unwrap());
+        let output = run(&program, &arguments.into_iter().chain(paths).collect::<Vec<_>>());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(String::from_utf8(output.stdout.clone()).unwrap(), own.text, "{images} images");
+        let (answer, _) = printed(&output);
+        assert_eq!((&answer.tokens, answer.prompt_tokens), (&own.tokens, own.prompt_tokens));
+        own.prompt_tokens
+    });
+    assert!(texts.is_sorted_by(|less, more| less < more), "{texts:?}");
+}
+
 #[test]
 fn an_error_is_a_sentence_and_no_crash() {
     let folder = tempfile::tempdir().unwrap();
@@ -106,6 +137,7 @@ fn an_error_is_a_sentence_and_no_crash() {
     let model = demo();
     let model = model.to_str().unwrap();
     let long = "word ".repeat(5000);
+    let picture = repository().join("tests/vision/images/dot.png");
     for (arguments, fault) in [
         (&["/nonexistent", "a"][..], "/nonexistent"),
         (&[model, "a", "{"], "options to load are not valid"),
@@ -116,6 +148,7 @@ fn an_error_is_a_sentence_and_no_crash() {
         (&[model, &long, r#"{"context": 64}"#], "the context of 64 tokens"),
         (&[model, "a", LOAD, r#"{"max-tokens": -1}"#], "options to generate are not valid"),
         (&[model, "a", LOAD, r#"{"temperature": -1}"#], "temperature is -1"),
+        (&[model, "a", LOAD, GENERATE, picture.to_str().unwrap()], "this model takes no images"),
     ] {
         let output = run(&program, arguments);
         let said = String::from_utf8_lossy(&output.stderr);

@@ -7,6 +7,7 @@ mod array;
 mod background;
 mod command;
 mod errors;
+mod images;
 mod model;
 mod stream;
 mod trace;

@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use crate::array::PyArray;
 use crate::background::{Wanted, compute, spawn};
 use crate::errors::or_raise;
+use crate::images::{PyPicture, files_of};
 use crate::stream::{PieceEvent, PieceSender, PyStream};
 
 /// A model. Calls from several threads wait for each other.
@@ -81,9 +82,9 @@ impl PyModel {
         compute(py, move |wanted| slot.with(|model| work(model, wanted)))
     }
 
-    fn stream(&self, source: Source, options: &str) -> Result<PyStream> {
+    fn stream(&self, py: Python<'_>, source: Source, images: Vec<PyPicture>, options: &str) -> Result<PyStream> {
         self.check_process()?;
-        let options = GenerateOptions::from_json(options)?;
+        let options = GenerateOptions { images: files_of(py, images)?, ..GenerateOptions::from_json(options)? };
         let (slot, wanted, (sender, receiver)) = (self.slot.clone(), Wanted::default(), channel());
         let mut to = PieceSender { sender: sender.clone(), wanted: wanted.clone() };
         spawn(move || {
@@ -119,20 +120,26 @@ impl PyModel {
         })
     }
 
-    /// Generates from a text, with options as JSON.
-    fn generate(&self, prompt: String, options: &str) -> PyResult<PyStream> {
-        or_raise(self.stream(Source::Text(prompt), options))
+    /// Generates from a text behind images, with options as JSON.
+    fn generate(&self, py: Python<'_>, prompt: String, images: Vec<PyPicture>, options: &str) -> PyResult<PyStream> {
+        or_raise(self.stream(py, Source::Text(prompt), images, options))
     }
 
-    /// Generates from tokens.
-    fn generate_from(&self, tokens: Vec<u32>, options: &str) -> PyResult<PyStream> {
-        or_raise(self.stream(Source::Tokens(tokens), options))
+    /// Generates from tokens, some of which may stand for images.
+    fn generate_from(
+        &self,
+        py: Python<'_>,
+        tokens: Vec<u32>,
+        images: Vec<PyPicture>,
+        options: &str,
+    ) -> PyResult<PyStream> {
+        or_raise(self.stream(py, Source::Tokens(tokens), images, options))
     }
 
-    /// Answers a chat, which is JSON too.
-    fn chat(&self, chat: &str, options: &str) -> PyResult<PyStream> {
+    /// Answers a chat, which is JSON too, with images.
+    fn chat(&self, py: Python<'_>, chat: &str, images: Vec<PyPicture>, options: &str) -> PyResult<PyStream> {
         let chat = or_raise(ChatMessages::from_json(chat))?;
-        or_raise(self.stream(Source::Chat(chat), options))
+        or_raise(self.stream(py, Source::Chat(chat), images, options))
     }
 
     /// The prompt that the template makes of a chat.

@@ -6,12 +6,14 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Union
 
-from . import _larder
+from . import _images, _larder
 from ._options import as_json, with_underscores
 from ._stream import AsyncStream, Stream
 
 if TYPE_CHECKING:
     import numpy
+
+    from ._images import Image
 
 
 class Stats(NamedTuple):
@@ -73,6 +75,9 @@ def load(
     vram: Optional[str] = None,
     vram_kv: Optional[int] = None,
     flash_attn: Optional[bool] = None,
+    vision: Optional[str] = None,
+    mmproj: "Union[str, os.PathLike[str], None]" = None,
+    image_tokens: Optional[int] = None,
     models: "Union[str, os.PathLike[str], None]" = None,
     cache_folder: "Union[str, os.PathLike[str], None]" = None,
 ) -> "Model":
@@ -98,6 +103,7 @@ class Model:
         self,
         prompt: "Union[str, Sequence[int]]",
         *,
+        images: "Optional[Sequence[Image]]" = None,
         max_tokens: Optional[int] = None,
         temperature: Optional[float] = None,
         top_k: Optional[int] = None,
@@ -117,11 +123,14 @@ class Model:
         likeliest token. With ``format`` the text keeps to one: ``"json"``,
         ``"regex:…"``, or inline as ``{"json": schema}``, ``{"regex": …}`` or ``{"grammar": …}``. ``trace`` records the experts of each
         token and ``trace_logits`` the router logits too, for :attr:`Stream.trace`.
+
+        ``images`` stand before a text, as a message of the model's chat template if it has one; among tokens, each stands where there is
+        the token for an image. An image is the content of a PNG, JPEG, WebP or GIF file, the path of one, or a picture of Pillow.
         """
-        options = _sampling(locals())
+        options, files = _sampling(locals()), _images.files(images)
         if isinstance(prompt, str):
-            return Stream(self._model.generate(prompt, options))
-        return Stream(self._model.generate_from(_tokens(prompt), options))
+            return Stream(self._model.generate(prompt, files, options))
+        return Stream(self._model.generate_from(_tokens(prompt), files, options))
 
     def chat(
         self,
@@ -129,6 +138,7 @@ class Model:
         *,
         tools: "Optional[Sequence[Dict[str, Any]]]" = None,
         template_variables: Optional[Dict[str, Any]] = None,
+        images: "Optional[Sequence[Image]]" = None,
         max_tokens: Optional[int] = None,
         temperature: Optional[float] = None,
         top_k: Optional[int] = None,
@@ -147,9 +157,12 @@ class Model:
         Messages are dictionaries with ``role`` and ``content``, tools are in OpenAI's form. Pieces tell by ``kind`` which part of the
         answer they are, and ``answer().message`` is the message to append. What a chat has in common with the one before is not computed
         again. The other arguments are those of :meth:`generate`.
+
+        The content of a message may be a list of parts. A part ``{"type": "image"}`` shows the next of ``images``; if there is no such
+        part, these stand before the last message. A part ``{"type": "image_url", "image_url": {"url": "data:…"}}`` has its own.
         """
-        options = _sampling(locals())
-        return Stream(self._model.chat(_chat(messages, tools, template_variables), options))
+        options, files = _sampling(locals()), _images.files(images)
+        return Stream(self._model.chat(_chat(messages, tools, template_variables), files, options))
 
     def agenerate(self, prompt: "Union[str, Sequence[int]]", **options: Any) -> AsyncStream:
         """As :meth:`generate`, to be iterated with ``async for``."""
@@ -166,7 +179,7 @@ class Model:
         tools: "Optional[Sequence[Dict[str, Any]]]" = None,
         template_variables: Optional[Dict[str, Any]] = None,
     ) -> str:
-        """The text that the chat template makes of messages."""
+        """The text that the chat template makes of messages, in which marks stand for images."""
         return self._model.chat_prompt(_chat(messages, tools, template_variables))
 
     def tokenize(self, text: str, *, add_special: bool = True) -> List[int]:
@@ -217,7 +230,7 @@ class Model:
         self.close()
 
 
-_NO_OPTIONS = frozenset(("self", "prompt", "messages", "tools", "template_variables"))
+_NO_OPTIONS = frozenset(("self", "prompt", "messages", "tools", "template_variables", "images"))
 
 
 def _sampling(arguments: Dict[str, Any]) -> str:
