@@ -34,8 +34,8 @@ pub trait Engine: Send {
     /// Cache traffic and routing so far.
     fn status(&self) -> EngineStatus;
 
-    /// Switches the routing. On an error, which is one sentence for the client, nothing changes.
-    fn set_routing(&mut self, change: &RoutingChange) -> Result<(), String>;
+    /// Switches the routing. On an error nothing changes.
+    fn set_routing(&mut self, change: &RoutingChange) -> Result<(), RoutingRefused>;
 
     /// What λ costs, as the state of the engine has it: the object of the keys `lambda_costs` and `lambda_cost`.
     fn lambda_costs(&self) -> Map<String, Value>;
@@ -58,6 +58,11 @@ pub trait Engine: Send {
     /// The resident experts of each MoE row.
     fn resident_experts(&self) -> Vec<Vec<usize>>;
 }
+
+/// Why routing is not switched: one sentence for the client.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct RoutingRefused(pub String);
 
 /// A change of routing that a client asks for.
 #[derive(Clone, PartialEq, Debug)]

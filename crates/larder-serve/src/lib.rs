@@ -48,7 +48,7 @@ mod telemetry;
 mod testing;
 mod upstream;
 
-pub use engine::{Engine, EngineStatus, ExpectedLoss, LayerVisit, RoutingChange, RoutingQuality};
+pub use engine::{Engine, EngineStatus, ExpectedLoss, LayerVisit, RoutingChange, RoutingQuality, RoutingRefused};
 pub use error::ApiError;
 pub use fetch::{ImageHost, ImageHostError};
 pub use model::{FilesCheck, ModelFacts, ServedModel, ServedVision};

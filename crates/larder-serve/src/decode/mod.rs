@@ -403,7 +403,7 @@ impl DecodeLoop<'_> {
                     // KV caches depend on the experts that were chosen, so those of the old strategy do not fit.
                     self.slots.change_origin(self.engine.sequence_origin());
                 }
-                let _ = to.send(routed.map(|()| self.state()));
+                let _ = to.send(routed.map(|()| self.state()).map_err(|refused| refused.to_string()));
             }
         }
     }

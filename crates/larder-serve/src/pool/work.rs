@@ -78,7 +78,7 @@ impl ModelPool {
         let routing = self.lock().models[model].routing.clone();
         let started = planned.start().and_then(|(served, mut engine)| {
             if let Some(change) = routing {
-                engine.set_routing(&change)?;
+                engine.set_routing(&change).map_err(|refused| refused.to_string())?;
             }
             self.run(model, served, engine).map_err(|error| error.to_string())
         });

@@ -24,7 +24,7 @@ use serde_json::{Map, Value, json};
 use twox_hash::XxHash3_64;
 
 use crate::decode::{self, PictureEncoder};
-use crate::engine::{Engine, EngineStatus, LayerVisit, RoutingChange};
+use crate::engine::{Engine, EngineStatus, LayerVisit, RoutingChange, RoutingRefused};
 use crate::http::of_model;
 use crate::model::{ModelFacts, ServedModel, ServedVision};
 use crate::options::ServerOptions;
@@ -129,7 +129,7 @@ impl Engine for TinyEngine {
         EngineStatus::default()
     }
 
-    fn set_routing(&mut self, _: &RoutingChange) -> Result<(), String> {
+    fn set_routing(&mut self, _: &RoutingChange) -> Result<(), RoutingRefused> {
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use larder_engine::{Drafting, LossMeter, QualityCalibration, Routing, SequenceOr
 use larder_model::{Decoder, ExpertPath};
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::{InferenceEngine, OpenModel};
-use larder_serve::{EngineStatus, ExpectedLoss, LayerVisit, RoutingChange, RoutingQuality};
+use larder_serve::{EngineStatus, ExpectedLoss, LayerVisit, RoutingChange, RoutingQuality, RoutingRefused};
 use serde_json::{Map, Value, json};
 
 use crate::origin::SequenceOrigins;
@@ -88,15 +88,16 @@ impl larder_serve::Engine for ServedEngine {
         EngineStatus { traffic, slots, lambda, routing, quality, loss, expected }
     }
 
-    fn set_routing(&mut self, change: &RoutingChange) -> Result<(), String> {
+    fn set_routing(&mut self, change: &RoutingChange) -> Result<(), RoutingRefused> {
         let routing = match change {
             RoutingChange::Spec(spec) => spec.parse(),
             RoutingChange::Lambda(0.0) => Ok(RoutingSpec::default()),
             RoutingChange::Lambda(lambda) => RoutingSpec::standard_prior().with_lambda(&lambda.to_string()),
         };
-        let routing = routing.map_err(|error| error.to_string())?;
+        let routing = routing.map_err(|error| RoutingRefused(error.to_string()))?;
         let InferenceEngine { decoder, experts, .. } = &mut self.engine;
-        experts.set_routing_strategy(&routing, decoder, &self.model).map_err(|error| format!("{error:#}"))?;
+        let set = experts.set_routing_strategy(&routing, decoder, &self.model);
+        set.map_err(|error| RoutingRefused(format!("{error:#}")))?;
         self.engine.loss_meter().restart();
         self.routing = routing;
         Ok(())
