@@ -1,6 +1,7 @@
 //! How a model sees: its image tower, found beside its text weights, and pictures that become parts of prompts.
 
 mod file;
+mod found;
 mod kept;
 mod marks;
 mod prompt;
@@ -13,9 +14,10 @@ mod tower;
 mod tower;
 
 pub use file::{PICTURE_BYTES, PICTURE_PIXELS, PictureFile};
+pub use found::FoundTower;
 pub use kept::{UNKNOWN_TOWER, kept_tower};
 pub(crate) use marks::image_marks;
 pub use prompt::{ImagePrompt, PromptWithImages, content_with_images, expand_images, pictures_to_show};
 #[cfg(feature = "vision")]
 pub use sight::ModelSight;
-pub use tower::{FoundTower, find_tower, seeing_models, tokens_of_picture, vision_memory};
+pub use tower::{find_tower, seeing_models, tokens_of_picture, vision_memory};

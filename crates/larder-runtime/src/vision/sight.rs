@@ -14,7 +14,8 @@ use parking_lot::Mutex;
 use ring::digest::{Context as Hash, SHA256};
 
 use super::file::PICTURE_BYTES;
-use super::tower::{FoundTower, decode_limits, tower_file};
+use super::found::FoundTower;
+use super::tower::{decode_limits, tower_file};
 use crate::notices::Notices;
 
 /// A digest.

@@ -12,24 +12,12 @@ use larder_vision::{
 };
 
 use super::file::{PICTURE_BYTES, PICTURE_PIXELS};
+use super::found::FoundTower;
 use crate::options::{VisionOptions, VisionUse};
 use crate::plan::VisionMemory;
 
 /// How many images of the most tokens are kept as the tower made them.
 const KEPT_IMAGES: u64 = 2;
-
-/// A tower that can encode, of which no weights are read yet.
-#[derive(Clone)]
-pub struct FoundTower {
-    /// Its tensors, and what the file says of it.
-    pub source: TowerSource,
-    /// Number of layers.
-    pub layers: usize,
-    /// Width of a patch's row.
-    pub width: usize,
-    /// Bytes of what it makes of a token of an image.
-    pub token_bytes: u64,
-}
 
 /// The tower of a model: that of the `mmproj` file if one is named, else its own or that beside it. `None` if it has
 /// none that can encode.

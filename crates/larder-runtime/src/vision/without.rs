@@ -4,24 +4,12 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use larder_core::Blueprint;
-use larder_store::{Source, TowerSource};
+use larder_store::Source;
 
+use super::found::FoundTower;
 use crate::notices::Setting;
 use crate::options::VisionOptions;
 use crate::plan::VisionMemory;
-
-/// A tower, which no model has.
-#[derive(Clone)]
-pub struct FoundTower {
-    /// Its tensors, and what the file says of it.
-    pub source: TowerSource,
-    /// Number of layers.
-    pub layers: usize,
-    /// Width of a patch's row.
-    pub width: usize,
-    /// Bytes of what it makes of a token of an image.
-    pub token_bytes: u64,
-}
 
 /// The tower of a model: none. A file that is named is refused.
 pub fn find_tower(_source: &dyn Source, mmproj: Option<&Path>, _blueprint: &Blueprint) -> Result<Option<FoundTower>> {

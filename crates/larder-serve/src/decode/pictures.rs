@@ -11,7 +11,7 @@ use larder_engine::{Picture, Sight, SightError};
 use crate::decode::active::client::ClientWatch;
 use crate::request::image::SeenPicture;
 
-/// What comes of the pictures of a request: all of them encoded, or why not.
+/// The pictures of a request, all of them encoded, or why they are not.
 pub type EncodedPictures = Result<Vec<Picture>, SightError>;
 
 /// Pictures that a request needs encoded.

@@ -110,7 +110,7 @@ fn files_come_and_all_else_is_a_sentence() {
         ("/chunked", Ok(b"abcde".to_vec())),
         ("/to-the-end", Ok(b"abcde".to_vec())),
         ("/twice", Ok(b"small".to_vec())),
-        // What is behind the length is no part of the file.
+        // Bytes behind the length are no part of the file.
         ("/cut", Ok(b"abc".to_vec())),
         ("/page", Err(FetchError::NoPicture)),
         ("/json", Err(FetchError::NoPicture)),

@@ -33,7 +33,7 @@ pub async fn seen(app: &App, chat: ChatRequest) -> Result<ChatRequest> {
         let images = chat.images.iter().zip(files);
         let read = |(image, file): (&Arc<RequestImage>, _)| image.read(file, &*sight, room.clone()).map(Arc::new);
         let seen = SeenPictures(images.map(read).collect::<Result<_>>()?);
-        // What was sent is not needed any more.
+        // The images as they were sent are not needed any more.
         Ok(ChatRequest { seen, images: vec![], ..chat })
     })
     .await

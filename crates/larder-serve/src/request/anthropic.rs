@@ -225,7 +225,7 @@ fn add_message(dialogue: &mut Dialogue, message: &Fields) -> Result<()> {
         dialogue.text(role, text);
         return Ok(());
     }
-    // What is between results of tools is one message.
+    // All blocks between results of tools are one message.
     let author = if role == "assistant" { Author::Answer } else { Author::Message };
     let mut said: Option<Content> = None;
     for block in message.objects("content")? {
